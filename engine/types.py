@@ -1,0 +1,208 @@
+"""Data that crosses the engine's border: requests in, step results out. No torch here.
+
+Everything is plain data (ints, floats, strings, tuples) so that it can be sent between
+processes as it is. Absence is `None`, never -1 or 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+BASELINE = "baseline"
+"""The name of decoding without a drafter: zero draft tokens."""
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended, as the engine sees it (stop strings are text, hence not here)."""
+
+    STOP = "stop"  # an end-of-sequence or stop token
+    LENGTH = "length"  # max_tokens, or the context is full
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class AcceptRule(StrEnum):
+    """How sampled draft tokens are accepted; all are lossless. See `engine.spec.verify`."""
+
+    KEYED = "keyed"  # draw from the target with noise keyed by (seed, position), accept iff equal
+    RATIO = "ratio"  # accept with min(1, p/q), else sample the residual (Leviathan et al. 2023)
+    BLOCK = "block"  # joint verification of the chain (Sun et al., arXiv:2403.10444)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen from the target's logits.
+
+    Processors run in this order: min_tokens mask, logit_bias, repetition / frequency / presence
+    penalties, temperature, min_p, top_k, top_p. `temperature == 0` is greedy: the argmax of the
+    logits after bias and penalties, lowest token id on an exact tie.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0  # 1.0 keeps everything
+    top_k: int = 0  # 0 keeps everything
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    num_logprobs: int | None = None  # None: none; 0: the chosen token only; n: and the n best
+    has_prompt_logprobs: bool = False  # logprobs of the prompt tokens too (`echo` with logprobs)
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the answer is a function of the logits alone."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAssignment:
+    """Which speculation method a request was given, before the planner has its say each step.
+
+    `is_exact` marks an override: the planner must use `num_speculative_tokens` as it stands and
+    not as a ceiling.
+    """
+
+    method: str = BASELINE
+    num_speculative_tokens: int = 0
+    is_exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One sequence to be continued. `n` answers are `n` requests (the prefix cache shares the prompt)."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    policy: PolicyAssignment = field(default_factory=PolicyAssignment)
+    priority: int = 0  # lower runs first; equal priorities are served in order of arrival
+    cache_salt: str = ""  # prefix blocks are shared only between requests of equal salt
+    label: str = ""  # opaque to the engine; handed to the planner and the step records
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one emitted token under the target's raw distribution, with the n best."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """The planner changed a running request's method before output token `token_index`."""
+
+    token_index: int
+    policy: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStats:
+    """True counts of one finished sequence. Integers and seconds; ratios are the reader's."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    num_output_tokens: int = 0
+    num_target_steps: int = 0  # target forwards that emitted at least one token of this sequence
+    num_drafts: int = 0  # non-empty drafts verified
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()  # drafts whose token at this depth was accepted
+    drafted_per_position: tuple[int, ...] = ()  # drafts that had a token at this depth
+    num_preemptions: int = 0
+    queue_wait_s: float = 0.0  # added to first scheduled step
+    draft_s: float = 0.0  # this sequence's share of drafting time
+    policy_changes: tuple[PolicyChange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What one step did for one request. `stats` comes with the finish reason."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()  # one per token when asked for, else empty
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # with the first tokens, when asked for
+    num_accepted_tokens: int = 0  # of token_ids, how many were draft tokens
+    finish_reason: FinishReason | None = None
+    stats: SequenceStats | None = None
+    error: str | None = None  # with FinishReason.ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterError:
+    """A drafter failed in a step; its sequences went on without a draft."""
+
+    method: str
+    kind: str  # exception, oom, timeout, invalid_draft, nan, verify_mismatch
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWork:
+    """One drafter's work within one step: the regressors of the latency model."""
+
+    method: str
+    num_calls: int = 0  # sequential draft forwards (0 for n-gram)
+    num_sequences: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_kv_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one `Engine.step` did and how long each part took."""
+
+    step: int
+    started_s: float  # the injected clock
+    seconds: float
+    kind: str  # prefill, decode, verify, mixed
+    num_sequences: int
+    num_decode_sequences: int
+    num_tokens: int  # tokens in the target forward, drafts included
+    num_prefill_tokens: int
+    num_kv_tokens: int  # sum over sequences of the KV tokens attended to
+    num_logits_rows: int
+    num_sampled_rows: int  # logits rows with temperature > 0
+    num_emitted_tokens: int
+    schedule_s: float
+    draft_s: float
+    forward_s: float
+    verify_s: float
+    drafts: tuple[DraftWork, ...] = ()
+    drafter_errors: tuple[DrafterError, ...] = ()
+    num_preemptions: int = 0
+    num_planner_errors: int = 0
+    kernels: str = ""  # which implementations ran, e.g. "attention=cpu verify=reference"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """A snapshot of how busy the engine is."""
+
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_cached_blocks: int  # free to take, but holding reusable prefixes
+    num_used_blocks: int
+    num_total_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Everything one `Engine.step` has to say."""
+
+    outputs: tuple[SequenceOutput, ...]
+    record: StepRecord | None  # None when there was nothing to run
+    load: EngineLoad

@@ -1,0 +1,86 @@
+"""The backend seam: whoever turns a prepared prompt into a stream of deltas.
+
+Two phases of one request: `prepare` (encode, check it can fit) and `generate` (stream). The
+stream is an async generator: closing it (client gone, stop string, deadline) aborts the work in
+the backend within one step. Failures are errors of `specgate.errors`, before the first delta
+or after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from engine.types import EngineLoad, PolicyAssignment, StepRecord
+from specgate.types import Delta, GenerationRequest, PreparedPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a backend serves. `methods` maps each loaded speculation method to its default number
+    of draft tokens; baseline is always there and not listed."""
+
+    model_id: str
+    max_model_len: int
+    methods: Mapping[str, int] = field(default_factory=dict)
+    vocab_size: int | None = None
+    created_s: int = 0
+    details: Mapping[str, Any] = field(default_factory=dict)  # device, dtype, kernels, blocks
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatus:
+    """Ready or not, and what is missing."""
+
+    is_ready: bool
+    detail: str  # "ready", "loading weights (42 %)", "engine restarting after SIGKILL", ...
+    num_restarts: int = 0
+
+
+class Backend(Protocol):
+    """One model, served somewhere."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    async def start(self) -> None:
+        """Begin starting; returns at once. `status` tells when it is ready."""
+        ...
+
+    async def stop(self) -> None:
+        """Abort what runs and free everything."""
+        ...
+
+    def status(self) -> BackendStatus: ...
+
+    def load(self) -> EngineLoad: ...
+
+    async def prepare(self, request: GenerationRequest) -> PreparedPrompt:
+        """Apply the chat template and encode. Raises BadRequest when it cannot fit."""
+        ...
+
+    def generate(
+        self,
+        request: GenerationRequest,
+        prepared: PreparedPrompt,
+        policy: PolicyAssignment,
+        *,
+        index: int,
+        max_tokens: int,
+        label: str,
+    ) -> AsyncIterator[Delta]:
+        """Answer number `index` of the request. `label` is the task, handed to the planner."""
+        ...
+
+    def set_force(self, policy: str | None) -> None:
+        """Kill switch: running requests follow at their next step. None lifts it."""
+        ...
+
+    def on_step(self, listener: Callable[[StepRecord], None]) -> None:
+        """Every engine step's record, in order; none for backends that cannot see steps."""
+        ...
+
+    def tokenize(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def detokenize(self, token_ids: list[int]) -> str: ...

@@ -1,0 +1,210 @@
+"""Data the gateway passes between its parts. Frozen; no I/O, no torch.
+
+A request's life in types: `GenerationRequest` (parsed) -> `PreparedPrompt` (encoded by the
+backend) -> `Decision` (policy, with reasons) -> stream of `Delta` -> `RequestOutcome`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.types import PolicyChange, SamplingParams, SequenceStats
+
+TASKS = (
+    "document_qa",
+    "summarization",
+    "code_edit",
+    "code_completion",
+    "chat",
+    "reasoning",
+    "translation",
+    "tool_call",
+    "creative_writing",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the caller asked of specgate itself (header `X-SpecGate-Policy` or body `specgate`)."""
+
+    policy: str | None = None  # None or "auto": decide
+    num_speculative_tokens: int | None = None
+    task: str | None = None
+    objective: str | None = None  # latency, throughput, slo
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    explore: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One API request, validated. Exactly one of `messages` and `prompt` is set.
+
+    `unsupported` names fields that are understood and shown by explain but cannot be generated
+    with yet: the pipeline answers 400 naming the first.
+    """
+
+    request_id: str
+    endpoint: str  # chat, completions
+    model: str
+    sampling: SamplingParams
+    messages: tuple[dict[str, Any], ...] | None = None
+    prompt: str | tuple[int, ...] | None = None  # text or token ids
+    suffix: str | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: Any = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    has_echo: bool = False
+    is_stream: bool = False
+    has_usage: bool = False  # stream_options.include_usage
+    has_explicit_max_tokens: bool = False  # else: as far as the context goes
+    overrides: Overrides = field(default_factory=Overrides)
+    unsupported: tuple[str, ...] = ()
+    tenant: str = ""  # whose request: name of the API key, else ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A prompt as the backend will run it."""
+
+    token_ids: tuple[int, ...]
+    text: str  # after the chat template; never logged
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaLogprob:
+    """Logprob of one emitted token, in text. `top` is best first."""
+
+    token: str
+    token_id: int
+    logprob: float
+    token_bytes: bytes
+    top: tuple[tuple[str, int, float, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of one answer. Text never splits a character and never shows (part of) a stop string.
+
+    `num_tokens` counts the tokens behind this piece, `num_accepted` those that were draft tokens.
+    The last delta has `finish_reason` and `stats`, cut to the same token as the text.
+    """
+
+    text: str = ""
+    num_tokens: int = 0
+    num_accepted: int = 0
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[DeltaLogprob, ...] = ()
+    prompt_logprobs: tuple[DeltaLogprob | None, ...] = ()
+    finish_reason: str | None = None  # stop, length, tool_calls
+    stop_reason: str | int | None = None  # the stop string or stop token id that ended it
+    stats: SequenceStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadView:
+    """How busy a model is, as decisions see it."""
+
+    num_running: int = 0  # sequences decoding or prefilling in the backend
+    num_waiting: int = 0  # admitted, not yet scheduled
+    num_queued: int = 0  # not yet admitted
+    requests_per_s: float = 0.0
+    queue_wait_p95_ms: float | None = None
+    free_kv_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One line of an explanation: value * coefficient = effect_ms."""
+
+    name: str
+    value: float
+    coefficient: float
+    effect_ms: float
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a request is expected to cost under one policy. None where no model can say yet."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    output_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One policy that was considered for a request."""
+
+    policy: str
+    num_speculative_tokens: int
+    is_allowed: bool
+    why_not: str | None = None
+    predicted: Prediction = field(default_factory=Prediction)
+    terms: tuple[Term, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEstimate:
+    """The task label with a probability for each of `TASKS`. `label` may be "chat" with low
+    confidence; `confidence` tells."""
+
+    label: str
+    confidence: float
+    probabilities: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthEstimate:
+    """Quantiles of the output length, in tokens."""
+
+    p50: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The policy a request runs under, and why: everything `/admin/explain` shows."""
+
+    policy: str
+    reason: str
+    num_speculative_tokens: int
+    is_exact: bool  # an override: use the number as it stands
+    task: TaskEstimate
+    length: LengthEstimate
+    load: LoadView
+    predicted: Prediction = field(default_factory=Prediction)
+    candidates: tuple[Candidate, ...] = ()
+    arm: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds, from the injected clock."""
+
+    queue_wait_s: float = 0.0  # arrival to first scheduled step: admission + engine queue
+    ttft_s: float | None = None
+    e2e_s: float = 0.0
+    tpot_s: float | None = None  # None for fewer than two tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutcome:
+    """How a request ended: what metrics, the decision log and the learner get."""
+
+    request: GenerationRequest
+    decision: Decision
+    outcome: str  # ok, error, cancelled, deadline, refused
+    num_prompt_tokens: int
+    num_output_tokens: int
+    timings: Timings
+    stats: tuple[SequenceStats, ...] = ()
+    policy_changes: tuple[PolicyChange, ...] = ()
+    inter_token_s: tuple[tuple[float, int], ...] = ()  # (gap, tokens in the emission after it)
