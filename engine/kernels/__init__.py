@@ -1,0 +1,41 @@
+"""Hot operations of the target forward, and the one place that chooses an implementation.
+
+`engine.kernels.reference` says what each operation means. Callers use the functions here and
+never name an implementation; `kernels_in_use` tells them afterwards, for the step records.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.batch import ForwardBatch
+from engine.kernels import reference
+
+__all__ = ["kernels_in_use", "paged_attention", "write_kv"]
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Store new keys and values in one layer's cache; see `reference.write_kv`."""
+    reference.write_kv(key, value, key_cache, value_cache, slots)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    batch: ForwardBatch,
+    scale: float,
+) -> torch.Tensor:
+    """Ragged causal attention over block tables; see `reference.paged_attention`."""
+    return reference.paged_attention(query, key_cache, value_cache, batch, scale)
+
+
+def kernels_in_use(device: torch.device, dtype: torch.dtype) -> str:
+    """Names of the implementations that run for this device and KV dtype, for step records."""
+    return "attention=reference kv_write=reference"

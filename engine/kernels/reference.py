@@ -1,0 +1,69 @@
+"""The operations in plain torch, to be read and to be compared against. Correct first, slow.
+
+Every faster implementation in this package must agree with these functions.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.batch import ForwardBatch
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Store each new token's key and value in its slot of one layer's cache, in place.
+
+    key, value: [num_tokens, num_kv_heads, head_dim];
+    key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim];
+    slots: [num_tokens] int64, block_id * block_size + offset.
+    """
+    block_size = key_cache.shape[2]
+    blocks = torch.div(slots, block_size, rounding_mode="floor")
+    offsets = slots % block_size
+    # Two index tensors with a slice between them put the indexed axis first: [T, Hkv, D].
+    key_cache[blocks, :, offsets] = key.to(key_cache.dtype)
+    value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    batch: ForwardBatch,
+    scale: float,
+) -> torch.Tensor:
+    """Causal attention of a ragged batch over block tables, softmax in float32.
+
+    query: [num_tokens, num_heads, head_dim]; caches as in `write_kv`, the batch's own keys and
+    values already written. num_heads is a multiple of num_kv_heads (grouped queries): query head
+    h reads KV head h // (num_heads // num_kv_heads). Returns [num_tokens, num_heads, head_dim]
+    in the query's dtype.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    num_kv_heads = key_cache.shape[1]
+    group = num_heads // num_kv_heads
+    out = torch.empty_like(query)
+    starts = batch.query_start.tolist()
+    for s, context_len in enumerate(batch.context_lens.tolist()):
+        rows = slice(starts[s], starts[s + 1])
+        num_blocks = -(-context_len // key_cache.shape[2])
+        table = batch.block_tables[s, :num_blocks].long()
+        # [blocks, Hkv, size, D] -> [Hkv, 1, context, D]
+        keys = key_cache[table].transpose(0, 1).reshape(num_kv_heads, 1, -1, head_dim)
+        values = value_cache[table].transpose(0, 1).reshape(num_kv_heads, 1, -1, head_dim)
+        keys = keys[:, :, :context_len].float()
+        values = values[:, :, :context_len].float()
+        q = query[rows].float().unflatten(1, (num_kv_heads, group)).permute(1, 2, 0, 3)
+        scores = q @ keys.transpose(-1, -2) * scale  # [Hkv, group, new tokens, context]
+        at = torch.arange(context_len, device=query.device)
+        hidden = at[None, :] > batch.positions[rows][:, None]
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        attended = (weights @ values).permute(2, 0, 1, 3)  # [new tokens, Hkv, group, D]
+        out[rows] = attended.flatten(1, 2).to(query.dtype)
+    return out
