@@ -1,0 +1,33 @@
+# Everything a user or CI runs. Each target prepares .venv/ first and does nothing twice.
+PY := .venv/bin/python
+ARGS ?=
+PYTEST := $(PY) -m pytest -q
+
+.PHONY: help setup serve demo test check test-slow clean
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+setup:  ## prepare .venv/ (Python 3.11 or 3.12)
+	@scripts/setup.sh
+
+serve: setup  ## serve the default model at http://127.0.0.1:8080 (ARGS="--port 9000 ...")
+	@exec $(PY) -m specgate serve $(ARGS)
+
+demo: setup  ## start a server, send it real prompts of several kinds, print what was decided and measured
+	@exec $(PY) -m specgate demo $(ARGS)
+
+test: setup  ## all tests but the slow ones
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+check: setup  ## lint, types, import rules, fast tests
+	@$(PY) -m ruff check -q .
+	@$(PY) -m mypy
+	@.venv/bin/lint-imports --no-logo
+	@$(PYTEST) -m "not slow and not model and not e2e" $(ARGS)
+
+test-slow: setup  ## soak, long fuzzing: everything marked slow
+	@$(PYTEST) -m slow --timeout=1800 $(ARGS)
+
+clean:  ## remove .venv/ and caches
+	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

