@@ -132,7 +132,8 @@ class SequenceOutput:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token when asked for, else empty
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # with the first tokens, when asked for
-    num_accepted_tokens: int = 0  # of token_ids, how many were draft tokens
+    num_accepted_tokens: int = 0  # of token_ids, how many were draft tokens; they come first
+    num_draft_tokens: int = 0  # draft tokens verified for this sequence in this step
     finish_reason: FinishReason | None = None
     stats: SequenceStats | None = None
     error: str | None = None  # with FinishReason.ERROR
