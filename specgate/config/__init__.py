@@ -1,0 +1,37 @@
+"""Settings: `schema` says what there is, `loader` reads it, `check` looks at it as a whole."""
+
+from specgate.config.check import is_loopback
+from specgate.config.jsonschema import config_json_schema
+from specgate.config.loader import LOCAL_CONFIG, load_config, parse_config
+from specgate.config.schema import (
+    AdmissionConfig,
+    AuthConfig,
+    Config,
+    DecisionLogConfig,
+    FakeConfig,
+    KeyConfig,
+    LoggingConfig,
+    ModelConfig,
+    PolicyConfig,
+    RequestsConfig,
+    ServerConfig,
+)
+
+__all__ = [
+    "LOCAL_CONFIG",
+    "AdmissionConfig",
+    "AuthConfig",
+    "Config",
+    "DecisionLogConfig",
+    "FakeConfig",
+    "KeyConfig",
+    "LoggingConfig",
+    "ModelConfig",
+    "PolicyConfig",
+    "RequestsConfig",
+    "ServerConfig",
+    "config_json_schema",
+    "is_loopback",
+    "load_config",
+    "parse_config",
+]

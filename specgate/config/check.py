@@ -1,0 +1,61 @@
+"""Faults that only show when several settings are seen together."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from specgate.config.schema import Config, ModelConfig
+
+
+def is_loopback(host: str) -> bool:
+    """True when only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def cross_check(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields (path, message) for each fault."""
+    if not config.models:
+        yield "models", "at least one model is needed"
+    seen: set[str] = set()
+    for index, model in enumerate(config.models):
+        if model.id in seen:
+            yield f"models.{index}.id", f"{model.id!r} is already taken"
+        seen.add(model.id)
+        yield from _check_model(f"models.{index}", model)
+    auth, host = config.auth, config.server.host
+    if not is_loopback(host) and not auth.api_keys:
+        yield "auth.api_keys", f"server.host {host} can be reached from outside: at least one key is needed"
+    if is_loopback(host) and not auth.keyless_on_loopback and not auth.api_keys:
+        yield "auth.api_keys", "nobody could call: add a key, or set auth.keyless_on_loopback: true"
+    for group, keys in (("api_keys", auth.api_keys), ("admin_keys", auth.admin_keys)):
+        names = [key.name for key in keys]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                yield f"auth.{group}.{index}.name", f"{name!r} is already taken"
+    shared = {key.sha256 for key in auth.api_keys} & {key.sha256 for key in auth.admin_keys}
+    if shared:
+        yield "auth.admin_keys", "an admin key must not be an API key as well"
+
+
+def _check_model(path: str, model: ModelConfig) -> Iterator[tuple[str, str]]:
+    if model.backend == "fake" and model.engine is not None:
+        yield f"{path}.engine", "does nothing with backend: fake"
+    if model.backend == "embedded" and model.fake is not None:
+        yield f"{path}.fake", "does nothing with backend: embedded"
+    for method, depth in model.fake.methods.items() if model.fake else ():
+        if method in ("auto", "baseline") or depth < 1:
+            yield f"{path}.fake.methods.{method}", "a method has a name of its own and a depth of at least 1"
+    engine = model.engine
+    if engine is None:
+        return
+    if engine.ngram is not None and engine.ngram.prompt_lookup_min > engine.ngram.prompt_lookup_max:
+        yield f"{path}.engine.ngram.prompt_lookup_min", "is above prompt_lookup_max"
+    draft = engine.draft_model
+    if draft is not None and (draft.source is None) == (draft.layers_of_target is None):
+        yield f"{path}.engine.draft_model", "needs exactly one of source and layers_of_target"

@@ -1,0 +1,192 @@
+"""Every setting there is: frozen, typed, with its meaning and limits beside it.
+
+Nothing here reads files; `specgate.config.loader` does. The JSON schema and the messages of
+`check-config` are generated from these classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Literal
+
+from engine.config import DraftModelConfig, EngineConfig, NgramConfig
+
+TaskName = Literal[
+    "document_qa",
+    "summarization",
+    "code_edit",
+    "code_completion",
+    "chat",
+    "reasoning",
+    "translation",
+    "tool_call",
+    "creative_writing",
+]
+
+
+def setting(default: Any, doc: str, *, ge: float | None = None, gt: float | None = None,
+            le: float | None = None, pattern: str | None = None) -> Any:  # fmt: skip
+    """A field with its meaning and limits. `default=MISSING` makes it required."""
+    limits = {"ge": ge, "gt": gt, "le": le, "pattern": pattern}
+    metadata = {"doc": doc, **{name: value for name, value in limits.items() if value is not None}}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The listening socket and the limits on what comes in through it."""
+
+    host: str = setting("127.0.0.1", "address to bind")
+    port: int = setting(8080, "port to bind; 0 picks a free one", ge=0, le=65535)
+    max_body_bytes: int = setting(8 * 1024 * 1024, "larger bodies get a 413", ge=1024)
+    max_json_depth: int = setting(64, "deeper JSON gets a 400", ge=4, le=200)
+    drain_grace_s: float = setting(30.0, "on SIGTERM, how long running requests may take to finish", ge=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyConfig:
+    """A key, stored as its hash: `printf %s "$KEY" | sha256sum`."""
+
+    name: str = setting(MISSING, "whose key it is: the tenant in logs and metrics", pattern=r"[\w.@-]{1,64}")
+    sha256: str = setting(MISSING, "SHA-256 of the key in hex", pattern=r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthConfig:
+    """Who may call. Bound to anything but loopback, keys are required."""
+
+    keyless_on_loopback: bool = setting(
+        False, "no keys needed, for requests and admin, while bound to a loopback address"
+    )
+    api_keys: tuple[KeyConfig, ...] = setting((), "keys for /v1, /tokenize and /detokenize")
+    admin_keys: tuple[KeyConfig, ...] = setting((), "keys for /admin")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsConfig:
+    """What one request may ask for."""
+
+    allow_overrides: bool = setting(False, "callers may choose the policy; otherwise that is a 403")
+    deadline_s: float = setting(600.0, "from arrival to the last token; then 408", gt=0)
+    max_n: int = setting(16, "largest `n`", ge=1, le=128)
+    max_prompts: int = setting(64, "most prompts in one call of /v1/completions", ge=1, le=2048)
+    max_stop: int = setting(16, "most stop strings, and most stop token ids", ge=1, le=1024)
+    max_logprobs: int = setting(20, "largest `top_logprobs` and `logprobs`", ge=0, le=100)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionConfig:
+    """How many answers run at once in one model, and how many wait. `n` answers count n times."""
+
+    max_concurrent: int = setting(64, "answers in the backend at once", ge=1)
+    max_queue: int = setting(256, "requests waiting to be admitted; more get a 429", ge=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeConfig:
+    """A scripted backend: no model, exact tokens and delays. For tests and load on the gateway."""
+
+    text: str = setting("The quick brown fox jumps over the lazy dog. ", "what it answers; a token a character")
+    prefill_s: float = setting(0.0, "delay before the first step", ge=0)
+    step_s: float = setting(0.0, "delay of every step", ge=0)
+    methods: Mapping[str, int] = setting(
+        lambda: {"ngram": 4, "draft": 5}, "speculation methods it claims, with their default depth"
+    )
+    accepted_per_draft: int = setting(2, "draft tokens accepted in every draft, at most", ge=0)
+    max_model_len: int = setting(8192, "context length it claims", ge=16)
+    fail_after_tokens: int | None = setting(None, "fail when that many tokens are out; 0: before the first", ge=0)
+    hang_after_tokens: int | None = setting(None, "hang when that many tokens are out", ge=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One served model: its name in the API and who runs it."""
+
+    id: str = setting(MISSING, "name in the API", pattern=r"[\w.:/@+-]{1,128}")
+    backend: Literal["embedded", "fake"] = setting("embedded", "who runs it")
+    engine: EngineConfig | None = setting(None, "settings of the embedded engine (backend: embedded)")
+    fake: FakeConfig | None = setting(None, "the script (backend: fake)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """The rule policy: which load means plain decoding, which tasks get which drafter."""
+
+    max_requests_per_s: float | None = setting(None, "above it requests decode plainly; null: no limit", gt=0)
+    max_queue_wait_p95_ms: float | None = setting(200.0, "above it requests decode plainly; null: no limit", gt=0)
+    window_s: float = setting(30.0, "how far back rate and queue wait look", gt=0)
+    min_window_samples: int = setting(20, "fewer queue waits in the window say nothing", ge=1)
+    ngram_tasks: tuple[TaskName, ...] = setting(
+        ("document_qa", "summarization", "code_edit"), "tasks whose answers repeat their input"
+    )
+    draft_min_output_tokens: int = setting(256, "the draft model needs a longer expected answer than this", ge=0)
+    draft_min_acceptance: float = setting(0.65, "and a median acceptance above this", ge=0, le=1)
+    acceptance_window: int = setting(200, "finished requests per policy and task the median is over", ge=1)
+    min_acceptance_samples: int = setting(8, "fewer finished requests say nothing", ge=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionLogConfig:
+    """One JSON line per request: inputs, decision, outcome. Never the prompt's text."""
+
+    path: str | None = setting(None, "file to append to; null: memory only")
+    max_bytes: int = setting(64 * 1024 * 1024, "the file is rotated at this size", ge=4096)
+    max_files: int = setting(5, "rotated files kept", ge=1, le=1000)
+    ring_size: int = setting(1000, "decisions kept in memory for /admin/decisions", ge=1, le=100_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggingConfig:
+    """The process's own log, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = setting("info", "least level written")
+    format: Literal["json", "text"] = setting("text", "json: one object a line")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All of it."""
+
+    models: tuple[ModelConfig, ...] = setting(MISSING, "what is served; at least one")
+    server: ServerConfig = setting(ServerConfig, ServerConfig.__doc__ or "")
+    auth: AuthConfig = setting(AuthConfig, AuthConfig.__doc__ or "")
+    requests: RequestsConfig = setting(RequestsConfig, RequestsConfig.__doc__ or "")
+    admission: AdmissionConfig = setting(AdmissionConfig, AdmissionConfig.__doc__ or "")
+    policy: PolicyConfig = setting(PolicyConfig, PolicyConfig.__doc__ or "")
+    decision_log: DecisionLogConfig = setting(DecisionLogConfig, DecisionLogConfig.__doc__ or "")
+    logging: LoggingConfig = setting(LoggingConfig, LoggingConfig.__doc__ or "")
+
+
+ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
+    EngineConfig: {
+        "model": {"doc": "folder, GGUF file, or package:NAME"},
+        "device": {"doc": "cpu or cuda", "pattern": r"cpu|cuda(:\d+)?"},
+        "dtype": {"doc": "auto: float32 on the CPU, bfloat16 on a GPU"},
+        "num_threads": {"doc": "torch CPU threads; null: torch's choice", "ge": 1},
+        "block_size": {"doc": "tokens in a KV block", "ge": 1, "le": 1024},
+        "num_blocks": {"doc": "KV blocks of the target", "ge": 2},
+        "max_model_len": {"doc": "longest sequence; null: the model's own", "ge": 16},
+        "max_batch_tokens": {"doc": "token budget of a step", "ge": 1},
+        "max_sequences": {"doc": "sequences in a step", "ge": 1},
+        "enable_prefix_cache": {"doc": "share KV of equal prompt beginnings"},
+        "accept_rule": {"doc": "for unseeded sampled drafts: ratio, block or keyed"},
+        "ngram": {"doc": "prompt lookup; null: not loaded"},
+        "draft_model": {"doc": "a causal LM as drafter; null: not loaded"},
+    },
+    NgramConfig: {
+        "num_speculative_tokens": {"doc": "draft tokens a step", "ge": 1, "le": 64},
+        "prompt_lookup_min": {"doc": "shortest match", "ge": 1, "le": 64},
+        "prompt_lookup_max": {"doc": "longest match", "ge": 1, "le": 64},
+    },
+    DraftModelConfig: {
+        "num_speculative_tokens": {"doc": "draft tokens a step", "ge": 1, "le": 64},
+        "source": {"doc": "folder, GGUF file or package:NAME"},
+        "layers_of_target": {"doc": "use the target's first N layers and its head", "ge": 1},
+        "num_blocks": {"doc": "KV blocks of the draft; null: as many tokens as the target", "ge": 2},
+        "catch_up_tokens": {"doc": "draft prefill a step", "ge": 1},
+    },
+}
+"""Meaning and limits of the engine's own settings, which are declared in `engine.config`."""
