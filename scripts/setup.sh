@@ -29,7 +29,7 @@ if ! "$venv/bin/python" -c "$fits" 2>/dev/null || [ "$(cat "$venv/.made-at" 2>/d
     printf '%s\n' "$PWD" > "$venv/.made-at"
 fi
 
-pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input "$@"; }
+pip() { "$venv/bin/python" -m pip -qq --disable-pip-version-check --no-input "$@"; }
 
 say "installing packages (torch is large: several minutes the first time)"
 pip install -c constraints.txt -e '.[test]'

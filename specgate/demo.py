@@ -1,0 +1,286 @@
+"""`specgate demo`: a real server, real prompts of several kinds, and what was decided and measured.
+
+Every prompt runs greedily under `auto` and under `baseline` (and, where the prompt says so, under
+another policy by override), in the order A B B A: the first run meets a cold prefix cache and
+gives the TTFT; the better of the two runs of each arm gives its TPOT, so that one disturbance
+of the machine decides nothing. Times are taken here, at the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from engine.types import BASELINE
+from specgate.clock import Clock, SystemClock
+from specgate.explain import number, one_line
+from specgate.launch import LaunchError, Server
+
+AUTO = "auto"
+MIN_WIDTH = 118  # columns of the table where the terminal does not say
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPrompt:
+    """One prompt of `demo_prompts.jsonl`. `overrides` are policies to show beside `auto`."""
+
+    kind: str
+    endpoint: str  # path below /v1/
+    body: dict[str, Any]
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One run of one prompt, as the client saw it."""
+
+    text: str
+    finish_reason: str | None
+    num_tokens: int
+    ttft_ms: float
+    tpot_ms: float | None  # None for fewer than two tokens
+    decided: dict[str, Any] = field(default_factory=dict)  # the answer's `specgate` object
+
+    def is_same_text(self, other: Answer) -> bool:
+        """Same text, same number of tokens, same reason to stop."""
+        return (self.text, self.num_tokens, self.finish_reason) == (
+            other.text, other.num_tokens, other.finish_reason,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    kind: str
+    arm: str  # auto, or the policy asked for
+    task: str
+    policy: str
+    reason: str
+    num_tokens: int
+    ttft_ms: float
+    tpot_ms: float | None
+    mean_acceptance_length: float | None
+    speed_up: float | None  # TPOT of baseline / TPOT of this arm
+    is_identical: bool
+    explanation: str
+
+
+def load_prompts() -> list[DemoPrompt]:
+    """The prompts that ship with the package."""
+    text = resources.files("specgate").joinpath("demo_prompts.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
+    return [DemoPrompt(r["kind"], r["endpoint"], r["body"], tuple(r.get("overrides", ()))) for r in rows]
+
+
+def run_demo(config: Path | None, json_file: Path | None) -> bool:
+    """Start a server, run all prompts, print the table. True when every text was identical."""
+    console = Console()
+    if not console.is_terminal or console.width < MIN_WIDTH:
+        console = Console(width=MIN_WIDTH)
+    try:
+        rows = asyncio.run(_run(config, console, SystemClock()))
+    except LaunchError as error:
+        raise DemoError(str(error)) from error
+    except httpx.HTTPError as error:
+        raise DemoError(f"the server stopped answering ({type(error).__name__}: {error})") from error
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        document = [asdict(row) for row in rows]
+        json_file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return all(row.is_identical for row in rows)
+
+
+async def _run(config: Path | None, console: Console, clock: Clock) -> list[Row]:
+    prompts = load_prompts()
+    started = clock.monotonic()
+    rows: list[Row] = []
+    with console.status("starting a server") as status:
+        async with (
+            Server.start(config, on_progress=status.update) as server,
+            httpx.AsyncClient(base_url=server.url, timeout=120) as client,
+        ):
+            ready_s = clock.monotonic() - started
+            demo = _Demo(client, clock, await _model_id(client))
+            for index, prompt in enumerate(prompts):
+                status.update(f"prompt {index + 1} of {len(prompts)}: {prompt.kind}")
+                rows += await demo.rows(prompt)
+    _print(console, rows, ready_s, clock.monotonic() - started)
+    return rows
+
+
+class _Demo:
+    """Runs prompts against one server."""
+
+    def __init__(self, client: httpx.AsyncClient, clock: Clock, model_id: str) -> None:
+        self._client = client
+        self._clock = clock
+        self._model_id = model_id
+
+    async def rows(self, prompt: DemoPrompt) -> list[Row]:
+        """One row for `auto`, one for each override that this server has loaded."""
+        body = {**prompt.body, "model": self._model_id, "temperature": 0}
+        explanation = await self._explain(body)
+        loaded = {candidate["policy"] for candidate in explanation.get("candidates", ())}
+        overrides = [policy for policy in prompt.overrides if policy in loaded]
+        arms = [AUTO, *overrides, BASELINE]
+        runs: dict[str, list[Answer]] = {arm: [] for arm in arms}
+        for arm in arms + arms[::-1]:
+            runs[arm].append(await self._answer(prompt.endpoint, body, arm))
+        row = [_row(prompt.kind, AUTO, runs, one_line(explanation))]
+        return row + [_row(prompt.kind, arm, runs, "asked for by the caller") for arm in overrides]
+
+    async def _explain(self, body: dict[str, Any]) -> dict[str, Any]:
+        response = await self._client.post("/admin/explain", json=body)
+        _raise_for(response, response.content)
+        return dict(response.json())
+
+    async def _answer(self, endpoint: str, body: dict[str, Any], arm: str) -> Answer:
+        """Stream one answer and take the times."""
+        streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        start = self._clock.monotonic()
+        reader = _StreamReader(self._clock.monotonic)
+        async with self._client.stream(
+            "POST", f"/v1/{endpoint}", json=streamed, headers={"X-SpecGate-Policy": arm}
+        ) as response:
+            if response.status_code != 200:
+                _raise_for(response, await response.aread())
+            async for line in response.aiter_lines():
+                reader.feed(line)
+        return reader.answer(start)
+
+
+class _StreamReader:
+    """Collects the events of one stream."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._pieces: list[str] = []
+        self._times: list[float] = []
+        self._finish_reason: str | None = None
+        self._last_chunk: dict[str, Any] = {}
+        self._is_done = False
+
+    def feed(self, line: str) -> None:
+        """One line of the event stream."""
+        if not line.startswith("data: "):
+            return
+        data = line.removeprefix("data: ")
+        if data == "[DONE]":
+            self._is_done = True
+            return
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise DemoError(f"the server failed during an answer: {chunk['error'].get('message')}")
+        for choice in chunk.get("choices", ()):
+            piece = choice.get("text") or (choice.get("delta") or {}).get("content")
+            if piece:
+                self._pieces.append(piece)
+                self._times.append(self._now())
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        if chunk.get("usage"):
+            self._last_chunk = chunk
+
+    def answer(self, start: float) -> Answer:
+        """What came, once the stream is over."""
+        if not (self._is_done and self._times and self._last_chunk):
+            raise DemoError("an answer broke off before its end")
+        num_tokens = int(self._last_chunk["usage"]["completion_tokens"])
+        decode_s = self._times[-1] - self._times[0]
+        return Answer(
+            text="".join(self._pieces),
+            finish_reason=self._finish_reason,
+            num_tokens=num_tokens,
+            ttft_ms=(self._times[0] - start) * 1e3,
+            tpot_ms=decode_s * 1e3 / (num_tokens - 1) if num_tokens > 1 else None,
+            decided=dict(self._last_chunk.get("specgate") or {}),
+        )
+
+
+async def _model_id(client: httpx.AsyncClient) -> str:
+    response = await client.get("/v1/models")
+    _raise_for(response, response.content)
+    return str(response.json()["data"][0]["id"])
+
+
+def _raise_for(response: httpx.Response, content: bytes) -> None:
+    if response.status_code == 200:
+        return
+    try:
+        message = json.loads(content)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = content[:200].decode(errors="replace")
+    raise DemoError(f"{response.request.url.path} answered {response.status_code}: {message}")
+
+
+def _row(kind: str, arm: str, runs: dict[str, list[Answer]], explanation: str) -> Row:
+    first, baseline = runs[arm][0], _best_tpot(runs[BASELINE])
+    tpot = _best_tpot(runs[arm])
+    decided = first.decided
+    return Row(
+        kind=kind,
+        arm=arm,
+        task=str(decided.get("task")),
+        policy=str(decided.get("policy")),
+        reason=str(decided.get("reason")),
+        num_tokens=first.num_tokens,
+        ttft_ms=first.ttft_ms if arm == AUTO else min(answer.ttft_ms for answer in runs[arm]),
+        tpot_ms=tpot,
+        mean_acceptance_length=decided.get("mean_acceptance_length"),
+        speed_up=baseline / tpot if baseline and tpot else None,
+        is_identical=all(
+            answer.is_same_text(expected) for answer in runs[arm] for expected in runs[BASELINE]
+        ),
+        explanation=explanation,
+    )
+
+
+def _best_tpot(answers: Sequence[Answer]) -> float | None:
+    known = [answer.tpot_ms for answer in answers if answer.tpot_ms is not None]
+    return min(known, default=None)
+
+
+def _print(console: Console, rows: Sequence[Row], ready_s: float, total_s: float) -> None:
+    table = Table(title="What was decided, and what it gave", title_justify="left", title_style="bold")
+    for name in ("prompt", "task", "policy", "reason"):
+        table.add_column(name, no_wrap=True)
+    for name in ("TTFT ms", "TPOT ms", "accepted", "speed-up", "identical"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.kind, row.task, row.policy, row.reason,
+            f"{row.ttft_ms:.0f}",
+            "-" if row.tpot_ms is None else f"{row.tpot_ms:.1f}",
+            "-" if row.mean_acceptance_length is None else f"{row.mean_acceptance_length:.2f}",
+            "-" if row.speed_up is None else f"{row.speed_up:.2f}x",
+            "yes" if row.is_identical else "NO",
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        "accepted: mean acceptance length (tokens per draft, bonus token included). speed-up: TPOT of baseline\n"
+        "divided by TPOT, each the better of two interleaved runs. identical: greedy text equals baseline's.\n"
+        "TTFT: with a cold prefix cache under auto, with a warm one where the policy was asked for.",
+        style="dim",
+        highlight=False,
+    )
+    for row in rows:
+        console.print(f"- {row.kind}, {row.arm}: {row.explanation}", highlight=False, soft_wrap=True)
+    num_same = sum(row.is_identical for row in rows)
+    console.print(
+        f"identical: {'yes' if num_same == len(rows) else 'NO'} ({num_same} of {len(rows)}); "
+        f"server ready after {number(ready_s)} s, {number(total_s)} s in all",
+        highlight=False,
+    )

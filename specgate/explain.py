@@ -1,0 +1,101 @@
+"""An explanation (`/admin/explain`, or a line of the decision log) as a page for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+NUM_TASKS_SHOWN = 3
+
+Explanation = Mapping[str, Any]
+
+
+def render(explanation: Explanation, *, is_past: bool) -> RenderableType:
+    """What would be (`is_past`: was) decided, then one row per candidate, then the chosen one's terms."""
+    parts: list[RenderableType] = [_headline(explanation, is_past=is_past)]
+    parts += [Text(line) for line in facts(explanation)]
+    candidates = explanation.get("candidates") or ()
+    if candidates:
+        parts.append(_candidates_table(candidates, str(explanation.get("policy", ""))))
+    parts += [_terms_table(c) for c in candidates if c.get("terms")]
+    return Group(*parts)
+
+
+def facts(explanation: Explanation) -> Iterator[str]:
+    """Task, output length and load, one sentence each; what is unknown is left out."""
+    probabilities: Mapping[str, float] = explanation.get("task_probabilities") or {}
+    if explanation.get("task"):
+        best = sorted(probabilities.items(), key=lambda item: -item[1])[:NUM_TASKS_SHOWN]
+        shown = ", ".join(f"{task} {probability:.2f}" for task, probability in best)
+        yield f"task    {explanation['task']}" + (f"  ({shown})" if shown else "")
+    length: Mapping[str, float] = explanation.get("output_tokens") or {}
+    if length:
+        yield "output  " + ", ".join(f"{name} {value:.0f}" for name, value in length.items()) + " tokens"
+    load: Mapping[str, Any] = explanation.get("load") or {}
+    if load:
+        known = {name: value for name, value in load.items() if value is not None}
+        yield "load    " + ", ".join(f"{name} {number(value)}" for name, value in known.items())
+
+
+def one_line(explanation: Explanation) -> str:
+    """The decision in one line: what was believed, and why each other candidate was not taken."""
+    words = [" ".join(fact.split()) for fact in facts(explanation)][:2]
+    for candidate in explanation.get("candidates") or ():
+        if candidate["policy"] == explanation.get("policy"):
+            continue
+        words.append(f"{candidate['policy']}: {candidate.get('why_not') or 'allowed, not chosen'}")
+    return "; ".join(words)
+
+
+def number(value: Any) -> str:
+    """Whole numbers as they are, others with three significant digits, absence as a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:.0f}" if isinstance(value, float) else str(value)
+
+
+def _headline(explanation: Explanation, *, is_past: bool) -> Text:
+    verb = "was decided" if is_past else "would be decided, without running it"
+    return Text.assemble(
+        (str(explanation.get("policy")), "bold"), f" {verb}: ", (str(explanation.get("reason")), "bold")
+    )
+
+
+def _candidates_table(candidates: Sequence[Mapping[str, Any]], chosen: str) -> Table:
+    table = Table(title="Candidates", title_justify="left", title_style="bold")
+    for name in ("policy", "draft tokens", "allowed", "TTFT ms", "TPOT ms", "E2E ms", "why not"):
+        table.add_column(name, justify="right" if name.endswith(("ms", "tokens")) else "left", no_wrap=True)
+    table.columns[-1].no_wrap = False
+    for candidate in candidates:
+        predicted: Mapping[str, Any] = candidate.get("predicted") or {}
+        policy = str(candidate["policy"])
+        table.add_row(
+            f"> {policy}" if policy == chosen else f"  {policy}",
+            number(candidate.get("num_speculative_tokens")),
+            "yes" if candidate.get("allowed") else "no",
+            *(number(predicted.get(name)) for name in ("ttft_ms", "tpot_ms", "e2e_ms")),
+            str(candidate.get("why_not") or ""),
+            style="bold" if policy == chosen else "",
+        )
+    return table
+
+
+def _terms_table(candidate: Mapping[str, Any]) -> Table:
+    table = Table(title=f"Terms of {candidate['policy']}", title_justify="left", title_style="bold")
+    table.add_column("term")
+    for name in ("value", "coefficient", "effect ms"):
+        table.add_column(name, justify="right")
+    for term in candidate["terms"]:
+        value = " ".join([number(term.get("value")), str(term.get("unit") or "")]).strip()
+        table.add_row(
+            str(term["name"]), value, number(term.get("coefficient")), number(term.get("effect_ms"))
+        )
+    table.add_section()
+    table.add_row("sum", "", "", number(float(sum(term["effect_ms"] for term in candidate["terms"]))))
+    return table
