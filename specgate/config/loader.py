@@ -20,8 +20,8 @@ from specgate.config.check import cross_check
 from specgate.config.schema import ENGINE_LIMITS, Config
 from specgate.errors import ConfigError
 
-LOCAL_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "local.yaml"
-"""What is served when no file is named."""
+LOCAL_CONFIG = Path(__file__).with_name("local.yaml")
+"""What is served when no file is named. Also at `configs/local.yaml` of a checkout."""
 
 
 @dataclass(slots=True)
