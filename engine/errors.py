@@ -4,6 +4,7 @@ EngineError
 ├── RequestRefused        the request can never run here (too long, bad token id); raised by `Engine.add`
 ├── ModelSourceError      a model could not be found, read, or is of an unsupported kind
 ├── DrafterMismatch       a drafter does not fit the target (vocabulary, architecture)
+├── InvalidLogits         the target produced NaN or infinity, or a request masks every token
 └── IntegrityError        block accounting is broken: a bug in the engine, never the caller's fault
 
 A drafter that fails is not an error of the engine: the step goes on without its draft and
@@ -29,6 +30,14 @@ class ModelSourceError(EngineError):
 
 class DrafterMismatch(EngineError):
     """A drafter cannot serve this target, e.g. its vocabulary differs."""
+
+
+class InvalidLogits(EngineError):
+    """No token can be chosen from a row of logits. `sequence_index` says whose row, where known."""
+
+    def __init__(self, message: str, sequence_index: int | None = None) -> None:
+        super().__init__(message)
+        self.sequence_index = sequence_index
 
 
 class IntegrityError(EngineError):

@@ -1,0 +1,273 @@
+"""From a row of target logits to a token: processors, noise, logprobs.
+
+The processors run in the order that `SamplingParams` states: min_tokens mask (end-of-sequence and
+stop tokens), logit_bias, repetition / frequency / presence penalties, temperature, min_p, top_k,
+top_p. Choices where the literature leaves room:
+
+- The repetition penalty counts prompt and output tokens; frequency and presence count output
+  tokens only. Draft tokens on the path to a row count as output, one by one.
+- `min_p` keeps tokens with at least `min_p` times the largest probability.
+- `top_k` keeps exactly k tokens; of equals at the threshold the lower token ids.
+- `top_p` keeps the smallest set whose mass reaches `top_p` of what min_p and top_k left, the
+  token that crosses included; of equals the lower token ids go first.
+- Sampling is Gumbel-max with the sequence's keyed noise, so that it is a function of the row, the
+  seed and the position alone. Greedy and sampled ties go to the lower token id.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.errors import InvalidLogits
+from engine.spec.randomness import RandomKey, gumbel_rows
+from engine.types import AcceptRule, SamplingParams, TokenLogprob
+
+_FIRST_NUCLEUS_WINDOW = 8.0
+"""Nats below the best token within which the nucleus is sought first; widened when too small."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingState:
+    """What the processors need to know about one sequence at the root of its draft.
+
+    `output_token_ids` are those before the draft; the draft's own tokens are added along each
+    path, so that penalties and min_tokens advance per token.
+    """
+
+    params: SamplingParams
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    eos_token_ids: frozenset[int]
+    key: RandomKey
+    rule: AcceptRule
+
+    @property
+    def root_position(self) -> int:
+        """Index in the sequence of the first token to be decided."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsRow:
+    """One row of the target's logits: whose it is, and the draft tokens between root and row."""
+
+    index: int
+    state: SamplingState
+    path: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Index in the sequence of the token that this row decides."""
+        return self.state.root_position + len(self.path)
+
+    @property
+    def is_adjusted(self) -> bool:
+        """True when min_tokens, a bias or a penalty changes this row."""
+        params = self.state.params
+        return bool(params.logit_bias) or self.is_below_min_tokens or has_penalties(params)
+
+    @property
+    def is_below_min_tokens(self) -> bool:
+        """True while the sequence must not end at this row."""
+        return len(self.state.output_token_ids) + len(self.path) < self.state.params.min_tokens
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """True when earlier tokens change the scores."""
+    return (
+        params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    )
+
+
+def has_filters(params: SamplingParams) -> bool:
+    """True when min_p, top_k or top_p may leave out tokens."""
+    return params.min_p > 0.0 or params.top_k > 0 or params.top_p < 1.0
+
+
+# --- processors -------------------------------------------------------------------------------
+
+
+def adjusted_logits(logits: torch.Tensor, row: LogitsRow) -> torch.Tensor:
+    """The row after min_tokens, bias and penalties: [vocab]. A view if nothing changes it."""
+    scores = logits[row.index]
+    if not row.is_adjusted:
+        return scores
+    scores = scores.clone()
+    params = row.state.params
+    if row.is_below_min_tokens:
+        ends = sorted(row.state.eos_token_ids | set(params.stop_token_ids))
+        scores[torch.tensor(ends, dtype=torch.int64, device=scores.device)] = -math.inf
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=scores.device)
+        biases = torch.tensor(list(params.logit_bias.values()), dtype=scores.dtype, device=scores.device)
+        scores[ids] += biases
+    if has_penalties(params):
+        _penalise(scores, row)
+    return scores
+
+
+def _penalise(scores: torch.Tensor, row: LogitsRow) -> None:
+    """Apply the three penalties in place."""
+    params = row.state.params
+    output = np.array([*row.state.output_token_ids, *row.path], dtype=np.int64)
+    if params.repetition_penalty != 1.0:
+        seen = np.unique(np.concatenate([np.array(row.state.prompt_token_ids, dtype=np.int64), output]))
+        ids = torch.from_numpy(seen).to(scores.device)
+        known = scores[ids]
+        factor = params.repetition_penalty
+        scores[ids] = torch.where(known > 0, known / factor, known * factor)
+    if len(output) and (params.frequency_penalty != 0.0 or params.presence_penalty != 0.0):
+        unique, counts = np.unique(output, return_counts=True)
+        loss = params.frequency_penalty * counts + params.presence_penalty
+        ids = torch.from_numpy(unique).to(scores.device)
+        scores[ids] -= torch.from_numpy(loss).to(scores)
+
+
+def scaled(scores: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Scores under a temperature, the best at 0 (so that no temperature overflows): [vocab]."""
+    return (scores - scores.max()).div_(temperature)
+
+
+def filtered(scores: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """What min_p, top_k and top_p leave of scaled scores [vocab]: (token ids, scores), best first.
+
+    Only the tokens that can survive are sorted, not the vocabulary.
+    """
+    vocab_size = scores.shape[-1]
+    total: torch.Tensor | None = None  # mass that top_p refers to; None: that of the tokens left
+    floor = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+    if 0 < params.top_k < vocab_size:
+        floor = max(floor, scores.topk(params.top_k).values[-1].item())
+    elif params.min_p <= 0.0:
+        total = scores.double().exp().sum()
+        floor = _nucleus_floor(scores, params.top_p, total)
+    token_ids = (scores >= floor).nonzero()[:, 0]
+    left, order = scores[token_ids].sort(descending=True, stable=True)
+    token_ids = token_ids[order]
+    if params.top_k > 0:
+        token_ids, left = token_ids[: params.top_k], left[: params.top_k]
+    if params.top_p < 1.0:
+        mass = left.double().exp()
+        before = mass.cumsum(0) - mass
+        num_kept = max(1, int((before < params.top_p * (mass.sum() if total is None else total)).sum()))
+        token_ids, left = token_ids[:num_kept], left[:num_kept]
+    return token_ids, left
+
+
+def _nucleus_floor(scores: torch.Tensor, top_p: float, total: torch.Tensor) -> float:
+    """A score such that the tokens at or above it hold at least `top_p` of the mass."""
+    window = _FIRST_NUCLEUS_WINDOW
+    lowest = -scores.min().item()
+    while window < lowest:
+        mass = scores[scores >= -window].double().exp().sum()
+        if mass >= top_p * total:
+            return -window
+        window *= 2.0
+    return -math.inf
+
+
+def probabilities(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> torch.Tensor:
+    """The target's distribution at each row, after all processors: [num_rows, vocab] float32."""
+    result = torch.zeros((len(rows), logits.shape[-1]), device=logits.device)
+    for out, row in zip(result, rows, strict=True):
+        params = row.state.params
+        scores = scaled(_checked(adjusted_logits(logits, row)), params.temperature)
+        if has_filters(params):
+            token_ids, left = filtered(scores, params)
+            out[token_ids] = left.softmax(0)
+        else:
+            torch.softmax(scores, 0, out=out)
+    return result
+
+
+# --- choices ----------------------------------------------------------------------------------
+
+
+def argmax_rows(logits: torch.Tensor) -> list[int]:
+    """The best token of every row, lowest id on a tie. One pass over [num_rows, vocab] logits."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        best = torch.from_numpy(logits.numpy().argmax(axis=1))  # many times faster than torch's
+    else:
+        best = logits.argmax(dim=1)
+    # A NaN counts as the maximum in both libraries, so the best value tells of any.
+    chosen = logits.gather(1, best[:, None])[:, 0]
+    _raise_unless_finite(chosen)
+    return [int(token) for token in best.tolist()]
+
+
+def choose(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> list[int]:
+    """The token each row decides by itself: the argmax, or the Gumbel-max with keyed noise.
+
+    It is a function of the row, the seed and the position alone, hence the same with and without
+    drafts. Raises `InvalidLogits` for rows that hold NaN or leave no token.
+    """
+    tokens = [0] * len(rows)
+    dense: list[int] = []
+    for i, row in enumerate(rows):
+        params = row.state.params
+        if params.is_greedy:
+            tokens[i] = argmax_rows(adjusted_logits(logits, row)[None])[0]
+        elif has_filters(params):
+            scores = scaled(_checked(adjusted_logits(logits, row)), params.temperature)
+            token_ids, left = filtered(scores, params)
+            noise = row.state.key.gumbel_of(row.position, token_ids)
+            tokens[i] = int(token_ids[(left + noise).argmax()])
+        else:
+            dense.append(i)
+    if dense:
+        picked = [rows[i] for i in dense]
+        for i, token in zip(dense, _choose_dense(logits, picked), strict=True):
+            tokens[i] = token
+    return tokens
+
+
+def _choose_dense(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> list[int]:
+    """Gumbel-max over the whole vocabulary, all rows at once."""
+    scores = torch.stack([adjusted_logits(logits, row) for row in rows])
+    best = scores.amax(dim=1, keepdim=True)
+    _raise_unless_finite(best[:, 0])
+    temperatures = torch.tensor([row.state.params.temperature for row in rows], device=scores.device)
+    scores.sub_(best).div_(temperatures[:, None])
+    keys, positions = [row.state.key for row in rows], [row.position for row in rows]
+    return argmax_rows(scores.add_(gumbel_rows(keys, positions, scores.shape[1], scores.device)))
+
+
+def _checked(scores: torch.Tensor) -> torch.Tensor:
+    _raise_unless_finite(scores.max()[None])
+    return scores
+
+
+def _raise_unless_finite(best: torch.Tensor) -> None:
+    """`best` holds the largest score of each row; NaN wins every maximum."""
+    if not bool(best.isfinite().all()):
+        raise InvalidLogits(
+            "the target's logits hold NaN or infinity, or every token is masked; "
+            "check the model's weights and dtype, and the request's logit_bias"
+        )
+
+
+# --- logprobs ---------------------------------------------------------------------------------
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]
+) -> list[TokenLogprob]:
+    """Log-probabilities of `token_ids[i]` under the raw row i, with its `num_top[i]` best tokens.
+
+    `logits` is [num_rows, vocab]. Raw means before every processor, as for the OpenAI API.
+    """
+    if not token_ids:
+        return []
+    logprobs = logits.float().log_softmax(dim=1)
+    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])[:, 0].tolist()
+    best = logprobs.topk(max(1, *num_top), dim=1)
+    values, ids = best.values.tolist(), best.indices.tolist()
+    return [
+        TokenLogprob(token, chosen[i], tuple(zip(ids[i][:count], values[i][:count], strict=True)))
+        for i, (token, count) in enumerate(zip(token_ids, num_top, strict=True))
+    ]
