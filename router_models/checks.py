@@ -116,7 +116,8 @@ def check_explanation_adds_up(case: EstimatorCase[Any, Any, Any]) -> None:
                 f"{case.name}: effect of {e.name} is not value * coefficient"
             )
         total = sum(e.effect for e in told.effects)
-        assert math.isclose(total, told.total, rel_tol=1e-9, abs_tol=1e-12), f"{case.name}: effects miss the total"
+        is_sum = math.isclose(total, told.total, rel_tol=1e-9, abs_tol=1e-12)
+        assert is_sum, f"{case.name}: effects miss the total"
         predicted = case.explained(model.predict_one(x), x)
         assert math.isclose(told.total, predicted, rel_tol=1e-6, abs_tol=1e-9), (
             f"{case.name}: explains {told.total}, predicts {predicted}"

@@ -1,0 +1,207 @@
+"""How long the next engine step takes, from the work in it (theory: "Online form").
+
+    decode step   T = c0 + c_seq*B + c_tok*N + c_kv*KV + c_sample*R        + drafters
+    prefill step  T = p0 + p_tok*(prefill tokens) + p_dec*(other tokens) + p_kv*KV   + drafters
+    a drafter     T = d0*calls + d_seq*sequences + d_tok*draft tokens + d_kv*draft KV
+
+Every coefficient is >= 0 and means what it says. The engine times each drafter apart, so target
+and drafters are fitted apart and no coefficient has to explain the other's time. A step with any
+prompt tokens in it is a prefill step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from router_models.base import State, StateError, check_header, finite, header
+from router_models.robust_regression import RegressionSpec, RobustRegression
+from router_models.types import (
+    DraftCoefficients,
+    DraftFeatures,
+    Effect,
+    Explanation,
+    StepCoefficients,
+    StepFeatures,
+    StepPrediction,
+    StepTiming,
+)
+
+_KIND, _VERSION = "step_latency", 1
+
+DECODE = RegressionSpec(
+    names=("c0", "c_seq", "c_tok", "c_kv", "c_sample"),
+    scales=(1.0, 8.0, 16.0, 4096.0, 8.0),
+    knees=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
+    knee_at=2,
+)
+PREFILL = RegressionSpec(
+    names=("p0", "p_tok", "p_dec", "p_kv"), scales=(1.0, 256.0, 16.0, 4096.0), memory=200.0
+)
+DRAFT = RegressionSpec(names=("d0", "d_seq", "d_tok", "d_kv"), scales=(4.0, 8.0, 16.0, 4096.0))
+
+
+def _target_row(x: StepFeatures) -> tuple[float, ...]:
+    if x.num_prefill_tokens > 0:
+        return (1.0, x.num_prefill_tokens, max(x.num_tokens - x.num_prefill_tokens, 0.0), x.num_kv_tokens)
+    return (1.0, x.num_sequences, x.num_tokens, x.num_kv_tokens, x.num_sampled_rows)
+
+
+def _draft_row(d: DraftFeatures) -> tuple[float, ...]:
+    return (d.num_calls, d.num_sequences, d.num_draft_tokens, d.num_kv_tokens)
+
+
+class _Ratios:
+    """Running sums that tell how many calls a draft token costs and how much KV it reads."""
+
+    def __init__(self, calls: float = 0, depth: float = 0, kv: float = 0, target_kv: float = 0) -> None:
+        self.calls, self.depth, self.kv, self.target_kv = calls, depth, kv, target_kv
+
+    def observe(self, d: DraftFeatures, target_kv_per_sequence: float) -> None:
+        if d.num_sequences <= 0 or d.num_draft_tokens <= 0:
+            return
+        keep = 0.99
+        self.calls = keep * self.calls + d.num_calls
+        self.depth = keep * self.depth + d.num_draft_tokens / d.num_sequences
+        self.kv = keep * self.kv + d.num_kv_tokens
+        self.target_kv = keep * self.target_kv + target_kv_per_sequence * d.num_sequences
+
+    def values(self) -> list[float]:
+        return [self.calls, self.depth, self.kv, self.target_kv]
+
+
+class StepLatency:
+    """Learns from step records, predicts steps. One per model and engine."""
+
+    def __init__(self) -> None:
+        self._decode = RobustRegression(DECODE)
+        self._prefill = RobustRegression(PREFILL)
+        self._drafters: dict[str, RobustRegression] = {}
+        self._ratios: dict[str, _Ratios] = {}
+
+    @property
+    def num_drifts(self) -> int:
+        """How often the machine was found to have changed its speed."""
+        models = [self._decode, self._prefill, *self._drafters.values()]
+        return sum(m.num_drifts for m in models)
+
+    def _target(self, x: StepFeatures) -> RobustRegression:
+        return self._prefill if x.num_prefill_tokens > 0 else self._decode
+
+    def learn_one(self, x: StepFeatures, y: StepTiming) -> None:
+        """Take in one step that ran. Raises ValueError, unchanged, for impossible numbers."""
+        _check(x, y)
+        for d, seconds in zip(x.drafts, y.draft_s, strict=True):
+            if d.method not in self._drafters:
+                self._drafters[d.method] = RobustRegression(DRAFT)
+                self._ratios[d.method] = _Ratios()
+            if any(_draft_row(d)):
+                self._drafters[d.method].observe(_draft_row(d), seconds)
+            self._ratios[d.method].observe(d, x.num_kv_tokens / max(x.num_sequences, 1.0))
+        self._target(x).observe(_target_row(x), max(y.seconds - sum(y.draft_s), 0.0))
+
+    def predict_one(self, x: StepFeatures) -> StepPrediction:
+        """Seconds this step will take. Zero, with `is_prior`, before the first step of its kind."""
+        model = self._target(x)
+        target_s, target_sd = model.predict(_target_row(x))
+        draft_s, variance = 0.0, target_sd**2
+        for d in x.drafts:
+            if d.method in self._drafters:
+                mean, sd = self._drafters[d.method].predict(_draft_row(d))
+                draft_s += mean
+                variance += sd**2
+        is_prior = model.num_outcomes == 0 or any(d.method not in self._drafters for d in x.drafts)
+        return StepPrediction(target_s + draft_s, variance**0.5, target_s, draft_s, is_prior)
+
+    def explain_one(self, x: StepFeatures) -> Explanation:
+        """One term per coefficient, in seconds."""
+        model = self._target(x)
+        row = model.expand(_target_row(x), model.knee)
+        effects = _effects("", model, row.tolist())
+        for d in x.drafts:
+            if d.method in self._drafters:
+                effects += _effects(f"{d.method}.", self._drafters[d.method], _draft_row(d))
+        return Explanation(tuple(effects), sum(e.effect for e in effects), "s")
+
+    def coefficients(self) -> StepCoefficients:
+        """The model as plain numbers: cheap to hold, safe to share, all a planner needs."""
+        c = dict(zip(DECODE.all_names, self._decode.coefficients().tolist(), strict=True))
+        p = dict(zip(PREFILL.all_names, self._prefill.coefficients().tolist(), strict=True))
+        return StepCoefficients(
+            c0_s=c["c0"],
+            c_seq_s=c["c_seq"],
+            c_tok_s=c["c_tok"],
+            c_kv_s=c["c_kv"],
+            c_sample_s=c["c_sample"],
+            c_tok_above_s=c["c_tok"] if self._decode.knee is None else c["c_tok_above"],
+            knee_tokens=self._decode.knee,
+            p0_s=p["p0"],
+            p_tok_s=p["p_tok"],
+            p_dec_s=p["p_dec"],
+            p_kv_s=p["p_kv"],
+            drafters={name: self._draft_coefficients(name) for name in self._drafters},
+            relative_spread=self._decode.spread,
+            num_steps=self._decode.num_outcomes,
+        )
+
+    def _draft_coefficients(self, name: str) -> DraftCoefficients:
+        d0, d_seq, d_tok, d_kv = self._drafters[name].coefficients().tolist()
+        r = self._ratios[name]
+        return DraftCoefficients(
+            d0_s=d0,
+            d_seq_s=d_seq,
+            d_tok_s=d_tok,
+            d_kv_s=d_kv,
+            calls_per_token=r.calls / r.depth if r.depth else 0.0,
+            kv_per_target_kv=r.kv / r.target_kv if r.target_kv else 0.0,
+        )
+
+    def state(self) -> State:
+        """See `Estimator.state`."""
+        return {
+            **header(_KIND, _VERSION),
+            "decode": self._decode.state(),
+            "prefill": self._prefill.state(),
+            "drafters": {
+                name: {"regression": m.state(), "ratios": self._ratios[name].values()}
+                for name, m in self._drafters.items()
+            },
+        }
+
+    @classmethod
+    def from_state(cls, state: State) -> Self:
+        """See `Estimator.from_state`."""
+        check_header(state, _KIND, _VERSION)
+        model = cls()
+        try:
+            model._decode.load(state["decode"])
+            model._prefill.load(state["prefill"])
+            for name, part in state["drafters"].items():
+                regression = RobustRegression(DRAFT)
+                regression.load(part["regression"])
+                model._drafters[name] = regression
+                model._ratios[name] = _Ratios(*(finite("ratio", float(v)) for v in part["ratios"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"{_KIND}: {error}") from error
+        return model
+
+
+def _check(x: StepFeatures, y: StepTiming) -> None:
+    """Refuse a record before any part of the model has learned from it."""
+    if len(x.drafts) != len(y.draft_s):
+        raise ValueError(f"{len(x.drafts)} drafters but {len(y.draft_s)} draft times")
+    values = {"seconds": y.seconds, **{f"draft_s[{i}]": s for i, s in enumerate(y.draft_s)}}
+    values.update({f"regressor {i}": v for i, v in enumerate(_target_row(x))})
+    for d in x.drafts:
+        values.update({f"{d.method} regressor {i}": v for i, v in enumerate(_draft_row(d))})
+    for name, value in values.items():
+        if finite(name, value) < 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
+
+
+def _effects(prefix: str, model: RobustRegression, row: Sequence[float]) -> list[Effect]:
+    triples = zip(model.spec.all_names, row, model.coefficients().tolist(), strict=True)
+    return [Effect(prefix + name, value, c, value * c) for name, value, c in triples if value or not prefix]
+
+
+__all__ = ["DECODE", "DRAFT", "PREFILL", "StepLatency"]
