@@ -1,0 +1,208 @@
+"""The one decoder: Llama, Mistral, Qwen2 and Qwen3 differ only by their `ModelSpec`.
+
+    x = embed(tokens)
+    per layer:  x += o(attention(rope(norm(q)), rope(norm(k)), v));  x += down(silu(gate) * up)
+    hidden = norm(x);  logits = head(hidden)
+
+q, k, v share one matrix and so do gate and up: fewer, larger products. Plain objects rather than
+`torch.nn.Module`, since nothing is trained here and layers are shared between models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from engine.batch import ForwardBatch
+from engine.kernels import paged_attention, write_kv
+from engine.kv.paged_cache import PagedCache
+from engine.layers.linear import Linear, Projection
+from engine.layers.norm import RMSNorm
+from engine.layers.rotary import Rotary
+from engine.models.spec import ModelSpec
+from engine.models.weights import EMBEDDING, FINAL_NORM, HEAD, CheckedWeights, WeightSource, layer_prefix
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer's parts."""
+
+    attention_norm: RMSNorm
+    qkv: Projection  # query, key and value heads, in this order
+    qk_norms: tuple[RMSNorm, RMSNorm] | None
+    output: Projection
+    mlp_norm: RMSNorm
+    gate_up: Projection  # gate, then up
+    down: Projection
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held, in bytes."""
+        parts = (self.attention_norm, self.qkv, self.output, self.mlp_norm, self.gate_up, self.down)
+        return sum(part.num_bytes for part in (*parts, *(self.qk_norms or ())))
+
+
+class CausalLM:
+    """A decoder-only language model over a paged KV cache.
+
+    Call under `torch.inference_mode()`. `num_bytes` is the weight memory this model adds: a model
+    made by `first_layers` shares all of it and adds none.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        embedding: torch.Tensor,  # [vocab, hidden]
+        layers: tuple[Layer, ...],
+        norm: RMSNorm,
+        head: Projection,
+        is_shared: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.embedding = embedding
+        self.layers = layers
+        self.norm = norm
+        self.head = head
+        self._is_shared = is_shared
+        self._rotary = Rotary(spec.rope, spec.head_dim, embedding.device)
+        self._scale = spec.head_dim**-0.5
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type activations and the KV cache have."""
+        return self.embedding.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Weight memory held by this model alone, in bytes."""
+        if self._is_shared:
+            return 0
+        tables = self.embedding.nbytes + (0 if self.spec.is_tied else self.head.num_bytes)
+        return tables + sum(layer.num_bytes for layer in self.layers) + self.norm.num_bytes
+
+    def new_cache(self, num_blocks: int, block_size: int) -> PagedCache:
+        """An empty KV cache that fits this model."""
+        spec = self.spec
+        return PagedCache(
+            spec.num_layers,
+            num_blocks,
+            spec.num_kv_heads,
+            block_size,
+            spec.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def forward(self, batch: ForwardBatch, cache: PagedCache) -> torch.Tensor:
+        """Hidden states after the final norm, [num_tokens, hidden].
+
+        Writes the new tokens' keys and values to `batch.slots` of every layer, then attends
+        through the block tables.
+        """
+        x = F.embedding(batch.token_ids, self.embedding)
+        angles = self._rotary.angles(batch.positions)
+        for index, layer in enumerate(self.layers):
+            kv = cache.key[index], cache.value[index]
+            attended = self._attend(layer, layer.attention_norm(x), angles, batch, kv)
+            x = x + layer.output(attended)
+            gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate) * up)
+        hidden: torch.Tensor = self.norm(x)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows of `forward`'s result, [rows, hidden] -> [rows, vocab] float32."""
+        return self.head(hidden).to(torch.float32)
+
+    def first_layers(self, num_layers: int) -> CausalLM:
+        """A model of the first `num_layers` layers with this model's embedding, norm and head."""
+        if not 1 <= num_layers <= self.spec.num_layers:
+            raise ValueError(f"num_layers is {num_layers}; it must be between 1 and {self.spec.num_layers}")
+        return CausalLM(
+            replace(self.spec, num_layers=num_layers, name=f"{self.spec.name}[:{num_layers}]"),
+            embedding=self.embedding,
+            layers=self.layers[:num_layers],
+            norm=self.norm,
+            head=self.head,
+            is_shared=True,
+        )
+
+    def _attend(
+        self,
+        layer: Layer,
+        x: torch.Tensor,  # [num_tokens, hidden]
+        angles: tuple[torch.Tensor, torch.Tensor],
+        batch: ForwardBatch,
+        kv: tuple[torch.Tensor, torch.Tensor],  # [num_blocks, num_kv_heads, block_size, head_dim]
+    ) -> torch.Tensor:
+        num_q, num_kv = self.spec.num_heads, self.spec.num_kv_heads
+        heads = layer.qkv(x).view(-1, num_q + 2 * num_kv, self.spec.head_dim)  # [T, H + 2 Hkv, D]
+        query_key, value = heads[:, : num_q + num_kv], heads[:, num_q + num_kv :]
+        if layer.qk_norms is not None:
+            query_norm, key_norm = layer.qk_norms
+            query, key = query_key[:, :num_q], query_key[:, num_q:]
+            query_key = torch.cat((query_norm(query), key_norm(key)), dim=1)
+        query_key = self._rotary.rotate(query_key, angles)
+        query, key = query_key[:, :num_q], query_key[:, num_q:]
+        write_kv(key, value, *kv, batch.slots)
+        attended = paged_attention(query, *kv, batch, self._scale)
+        return attended.flatten(1)  # [T, H * D]
+
+
+def build_model(
+    spec: ModelSpec,
+    source: WeightSource,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+) -> CausalLM:
+    """Assemble a model from named weights, tensor by tensor.
+
+    `progress` is told ("loading weights", fraction done). Raises `ModelSourceError` where the
+    weights do not fit the spec.
+    """
+    weights = CheckedWeights(spec, source, device=device, dtype=dtype)
+    embedding = weights.load(EMBEDDING)
+    layers = []
+    for index in range(spec.num_layers):
+        layers.append(_load_layer(spec, weights, layer_prefix(index)))
+        if progress is not None:
+            progress("loading weights", (index + 1) / (spec.num_layers + 1))
+    norm = RMSNorm(weights.load(FINAL_NORM), spec.rms_norm_eps)
+    head = Linear(embedding if spec.is_tied else weights.load(HEAD))
+    if progress is not None:
+        progress("loading weights", 1.0)
+    return CausalLM(spec, embedding=embedding, layers=tuple(layers), norm=norm, head=head)
+
+
+def _load_layer(spec: ModelSpec, weights: CheckedWeights, prefix: str) -> Layer:
+    def linear(*names: str) -> Linear:
+        return Linear(
+            weights.load(*(f"{prefix}{name}_proj.weight" for name in names)),
+            weights.load_if_any(*(f"{prefix}{name}_proj.bias" for name in names)),
+        )
+
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(weights.load(f"{prefix}{name}.weight"), spec.rms_norm_eps)
+
+    return Layer(
+        attention_norm=norm("input_layernorm"),
+        qkv=linear("self_attn.q", "self_attn.k", "self_attn.v"),
+        qk_norms=(norm("self_attn.q_norm"), norm("self_attn.k_norm")) if spec.has_qk_norm else None,
+        output=linear("self_attn.o"),
+        mlp_norm=norm("post_attention_layernorm"),
+        gate_up=linear("mlp.gate", "mlp.up"),
+        down=linear("mlp.down"),
+    )

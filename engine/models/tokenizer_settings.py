@@ -1,0 +1,101 @@
+"""What a model's files say about text: chat template, bos and eos. No torch, no tokenizer built."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelSourceError
+from engine.models.gguf_file import GgufHeader, read_header
+from engine.models.source import ModelFiles
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSettings:
+    """`bos_token` and `eos_token` are the strings a chat template may use."""
+
+    chat_template: str | None = None  # Jinja source
+    bos_token: str | None = None
+    eos_token: str | None = None
+    bos_token_id: int | None = None  # None where only config.json knows it
+    eos_token_ids: frozenset[int] = frozenset()
+    add_bos: bool = False  # plain text (not a rendered chat template) starts with bos
+
+
+def load_tokenizer_settings(files: ModelFiles) -> TokenizerSettings:
+    """Read the settings beside (safetensors) or inside (GGUF) the weights."""
+    if files.kind == "gguf":
+        return settings_from_gguf(read_header(files.weights[0]))
+    return _settings_from_folder(files.folder)
+
+
+def settings_from_gguf(header: GgufHeader) -> TokenizerSettings:
+    """As `load_tokenizer_settings`, for a header that was already read."""
+    metadata = header.metadata
+    tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
+
+    def token_id(name: str) -> int | None:
+        value = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if value is not None and tokens and not 0 <= value < len(tokens):
+            raise ModelSourceError(f"{header.path} names {name} token {value} of only {len(tokens)}.")
+        return value
+
+    bos, eos = token_id("bos"), token_id("eos")
+    # A turn (eot) or a message (eom) may end with another token than a text.
+    ends = (eos, token_id("eot"), token_id("eom"))
+    return TokenizerSettings(
+        chat_template=metadata.get("tokenizer.chat_template"),
+        bos_token=tokens[bos] if bos is not None and tokens else None,
+        eos_token=tokens[eos] if eos is not None and tokens else None,
+        bos_token_id=bos,
+        eos_token_ids=frozenset(end for end in ends if end is not None),
+        add_bos=_adds_bos(metadata) and bos is not None,
+    )
+
+
+def _adds_bos(metadata: dict[str, Any]) -> bool:
+    stated = metadata.get("tokenizer.ggml.add_bos_token")
+    if stated is not None:
+        return bool(stated)
+    # llama.cpp's defaults where the file is silent: SentencePiece vocabularies and Llama 3.
+    return metadata.get("tokenizer.ggml.model") == "llama" or metadata.get("tokenizer.ggml.pre") in (
+        "llama3",
+        "llama-v3",
+        "llama-bpe",
+    )
+
+
+def _settings_from_folder(folder: Path) -> TokenizerSettings:
+    path = folder / "tokenizer_config.json"
+    config: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            config = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise ModelSourceError(f"{path} is no readable JSON ({error}); download it again.") from error
+    template_file = folder / "chat_template.jinja"
+    template = template_file.read_text(encoding="utf-8") if template_file.is_file() else _template(config)
+    return TokenizerSettings(
+        chat_template=template,
+        bos_token=_token_text(config.get("bos_token")),
+        eos_token=_token_text(config.get("eos_token")),
+        add_bos=bool(config.get("add_bos_token", False)),
+    )
+
+
+def _template(config: dict[str, Any]) -> str | None:
+    """The template; where a file holds several by name, the one named "default"."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _token_text(value: Any) -> str | None:
+    """A token is written as a string or as an object with its `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
