@@ -108,10 +108,10 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _check_config(args: argparse.Namespace) -> int:
-    from specgate.config import json_schema
+    from specgate.config import config_json_schema
 
     if args.schema:
-        print(json.dumps(json_schema(), indent=2))
+        print(json.dumps(config_json_schema(), indent=2))
         return FINE
     if not args.files:
         raise CommandError("check-config needs a FILE, or --schema", WRONG_USE)
@@ -128,7 +128,8 @@ def _check_config(args: argparse.Namespace) -> int:
 
 
 def _load(path: Path | None, settings: Sequence[str]) -> Any:
-    from specgate.config import ConfigError, load_config
+    from specgate.config import load_config
+    from specgate.errors import ConfigError
 
     try:
         return load_config(path, settings)
