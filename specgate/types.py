@@ -51,6 +51,8 @@ class GenerationRequest:
     sampling: SamplingParams
     messages: tuple[dict[str, Any], ...] | None = None
     prompt: str | tuple[int, ...] | None = None  # text or token ids
+    more_prompts: tuple[str | tuple[int, ...], ...] = ()  # a list of prompts: those after the first;
+    # the pipeline hands each to the backend as a request with that one `prompt`
     suffix: str | None = None
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: Any = None
