@@ -1,0 +1,302 @@
+"""How many tokens a step yields, per policy, task and sampling band.
+
+Survival counts per position serve every drafter: `E(K) = 1 + sum_j S_j`. They are kept with decay
+and shrunk: cell (policy, task, band) -> policy and band -> policy -> a weak prior, each level
+being a few pseudo-steps of prior for the level below. Counts come from drafts of some mean length;
+for other lengths the first position is corrected by the start/continue law, since a step after a
+fully accepted draft starts inside a match.
+
+A running request bends its task's curve: `RequestCurves` does that for a whole batch at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router_models.base import State, StateError, check_header, header
+from router_models.types import AcceptanceCounts, AcceptanceCurve, AcceptanceKey, Effect, Explanation
+
+_KIND, _VERSION = "acceptance", 1
+MAX_DEPTH = 16
+"""Deepest draft position that is counted."""
+_LEVEL_STEPS = (4.0, 12.0, 24.0)  # pseudo-steps of prior: weak prior -> policy -> band -> cell
+_MEMORY_STEPS = 4000.0  # target steps after which a count has faded to 1/e
+_Z = 1.2816  # 10 % and 90 % of a normal distribution
+_WEAK_START, _WEAK_CONTINUATION = 0.4, 0.6
+
+Array = NDArray[np.float64]
+
+
+def sampling_band(temperature: float, top_p: float) -> str:
+    """The band of a request: acceptance moves with temperature and top-p.
+
+    `greedy`, `cool` (close to it), `warm` (up to temperature 1) or `hot`.
+    """
+    if temperature == 0:
+        return "greedy"
+    sharpness = temperature * min(top_p, 1.0)
+    if sharpness <= 0.5:
+        return "cool"
+    return "warm" if temperature <= 1.0 else "hot"
+
+
+class _Cell:
+    """Discounted counts at one level of the hierarchy."""
+
+    def __init__(self) -> None:
+        self.steps = 0.0
+        self.drafts = 0.0
+        self.drafted: Array = np.zeros(MAX_DEPTH)
+        self.accepted: Array = np.zeros(MAX_DEPTH)
+
+    def add(self, steps: float, drafts: float, drafted: Array, accepted: Array) -> None:
+        keep = float(np.exp(-steps / _MEMORY_STEPS))
+        self.steps = keep * self.steps + steps
+        self.drafts = keep * self.drafts + drafts
+        self.drafted = keep * self.drafted + drafted
+        self.accepted = keep * self.accepted + accepted
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "drafts": self.drafts,
+            "drafted": self.drafted.tolist(),
+            "accepted": self.accepted.tolist(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.steps, self.drafts = float(state["steps"]), float(state["drafts"])
+        self.drafted = np.array(state["drafted"], dtype=np.float64)
+        self.accepted = np.array(state["accepted"], dtype=np.float64)
+        values = np.concatenate([[self.steps, self.drafts], self.drafted, self.accepted])
+        if values.shape != (2 + 2 * MAX_DEPTH,) or not np.isfinite(values).all() or (values < 0).any():
+            raise StateError(f"{_KIND}: counts do not fit")
+
+
+@dataclass(frozen=True)
+class _Belief:
+    """What one level of the hierarchy believes."""
+
+    rate: float  # drafts per granted step
+    survive: Array  # [MAX_DEPTH] accepted at position j / drafted there
+    evidence: Array  # [MAX_DEPTH] pseudo-drafts behind `survive`
+    depth: float | None  # mean draft length that `survive` was measured at
+
+    @property
+    def continuation(self) -> float:
+        """b: chance of a further token, given the one before. Mean over positions, by weight."""
+        weight = self.evidence[1:] * self.survive[:-1]
+        b = float((self.evidence[1:] * self.survive[1:]).sum() / max(float(weight.sum()), 1e-9))
+        return min(b, 0.99)
+
+
+_PRIOR = _Belief(
+    rate=1.0,
+    survive=np.array([_WEAK_START * _WEAK_CONTINUATION**j for j in range(MAX_DEPTH)]),
+    evidence=np.full(MAX_DEPTH, _LEVEL_STEPS[0]),
+    depth=None,
+)
+
+
+def _update(prior: _Belief, cell: _Cell, weight: float) -> _Belief:
+    """The belief at a level, from the belief above it (worth `weight` steps) and its own counts."""
+    rate = (cell.drafts + weight * prior.rate) / (cell.steps + weight)
+    survive = (cell.accepted + weight * prior.survive) / (cell.drafted + weight)
+    # Positions this cell never drafted go on from the last one seen by the mean continuation.
+    seen = cell.drafted > weight / 8
+    if seen.any() and not seen.all():
+        last = int(np.flatnonzero(seen)[-1])
+        below = float(survive[:last].sum()) + 1.0
+        b = (float(survive[1 : last + 1].sum()) + prior.continuation) / below
+        survive[last + 1 :] = survive[last] * min(b, 1.0) ** np.arange(1, MAX_DEPTH - last)
+    survive = np.minimum.accumulate(np.clip(survive, 0.0, 1.0))
+    depth = float(cell.drafted.sum()) / cell.drafts if cell.drafts > 0 else prior.depth
+    return _Belief(min(rate, 1.0), survive, cell.drafted + weight, depth)
+
+
+def start_continue_tokens(start: float, continuation: float, depth: int) -> float:
+    """E(K) = [1 + h/(1-b)] / [1 + h*b^K/(1-b^(K+1))]: drafts hard to start and easy to continue.
+
+    Equals (1 - a^(K+1))/(1 - a) for h = b = a.
+    """
+    h, b = start, min(continuation, 1 - 1e-9)
+    return float((1 + h / (1 - b)) / (1 + h * b**depth / (1 - b ** (depth + 1))))
+
+
+def _start(q: float, b: float, depth: float) -> float:
+    """h, from the first position's survival q at draft length `depth`: q = h/(1 - (b-h)*b^K).
+
+    A step that follows a fully accepted draft starts inside a match, so q exceeds h for short drafts.
+    """
+    return float(q * (1 - b ** (depth + 1)) / max(1 - q * b**depth, 1e-9))
+
+
+def _length_correction(belief: _Belief, max_depth: int) -> tuple[Array, float]:
+    """q_K / q_measured for K = 0..max_depth, and h, under the start/continue law."""
+    q, b = belief.rate * float(belief.survive[0]), belief.continuation
+    if belief.depth is None:
+        return np.ones(max_depth + 1), q
+    h = min(_start(q, b, belief.depth), 1.0)
+    depths = np.arange(max_depth + 1)
+    factor = (1 - (b - h) * b**belief.depth) / (1 - (b - h) * b**depths)
+    return factor, h
+
+
+class Acceptance:
+    """Learns from finished (or running) requests; predicts the curve E(0..K)."""
+
+    def __init__(self, max_depth: int = 8) -> None:
+        if not 1 <= max_depth <= MAX_DEPTH:
+            raise ValueError(f"max_depth must be 1 to {MAX_DEPTH}, got {max_depth}")
+        self.max_depth = max_depth
+        self._cells: dict[tuple[str, str, str], _Cell] = {}
+
+    def learn_one(self, x: AcceptanceKey, y: AcceptanceCounts) -> None:
+        """Add what one request showed. Raises ValueError, unchanged, for impossible counts."""
+        drafted, accepted = _counts(y.drafted_per_position), _counts(y.accepted_per_position)
+        if y.num_steps < 0 or y.num_drafts < 0 or y.num_drafts > y.num_steps:
+            raise ValueError(f"{y.num_drafts} drafts in {y.num_steps} steps cannot be")
+        if (accepted > drafted).any() or (drafted < 0).any() or (accepted < 0).any():
+            raise ValueError("more tokens accepted than drafted at some position")
+        if y.num_steps == 0:
+            return
+        for name in self._path(x):
+            cell = self._cells.setdefault(name, _Cell())
+            cell.add(float(y.num_steps), float(y.num_drafts), drafted, accepted)
+
+    @staticmethod
+    def _path(x: AcceptanceKey) -> list[tuple[str, str, str]]:
+        path = [(x.policy, "", ""), (x.policy, "", x.band)]
+        return path if x.task is None else [*path, (x.policy, x.task, x.band)]
+
+    def _belief(self, x: AcceptanceKey) -> _Belief:
+        belief = _PRIOR
+        for weight, name in zip(_LEVEL_STEPS, self._path(x), strict=False):
+            cell = self._cells.get(name)
+            if cell is not None:
+                belief = _update(belief, cell, weight)
+        return belief
+
+    def predict_one(self, x: AcceptanceKey) -> AcceptanceCurve:
+        """The curve for depths 0 to `max_depth`."""
+        belief = self._belief(x)
+        own = self._cells.get(self._path(x)[-1])
+        survival = belief.rate * belief.survive[: self.max_depth]
+        factor, start = _length_correction(belief, self.max_depth)
+        depth = np.arange(self.max_depth + 1)
+        tokens = np.minimum(1.0 + factor * np.concatenate([[0.0], np.cumsum(survival)]), depth + 1.0)
+        # Positions of one draft stand and fall together: their deviations add up, not their variances.
+        sd = np.sqrt(survival * (1 - survival) / belief.evidence[: self.max_depth])
+        spread = _Z * np.concatenate([[0.0], np.cumsum(sd)])
+        return AcceptanceCurve(
+            key=x,
+            survival=tuple(survival.tolist()),
+            expected_tokens=tuple(tokens.tolist()),
+            low_tokens=tuple(np.maximum(tokens - spread, 1.0).tolist()),
+            high_tokens=tuple(np.minimum(tokens + spread, depth + 1.0).tolist()),
+            draft_rate=belief.rate,
+            drafted_tokens=tuple((belief.rate * depth).tolist()),
+            start=start,
+            continuation=belief.continuation,
+            num_steps=own.steps if own is not None else 0.0,
+        )
+
+    def explain_one(self, x: AcceptanceKey) -> Explanation:
+        """E at `max_depth`: one bonus token, and per position its survival times the draft rate."""
+        belief = self._belief(x)
+        per_draft = belief.rate * float(_length_correction(belief, self.max_depth)[0][-1])
+        survive = belief.survive[: self.max_depth].tolist()
+        effects = [Effect("bonus token", 1.0, 1.0, 1.0)]
+        effects += [Effect(f"position {j + 1}", s, per_draft, s * per_draft) for j, s in enumerate(survive)]
+        excess = sum(e.effect for e in effects) - (self.max_depth + 1.0)
+        if excess > 0:
+            effects.append(Effect("ceiling K+1", 1.0, -excess, -excess))
+        return Explanation(tuple(effects), sum(e.effect for e in effects), "tokens per step")
+
+    def state(self) -> State:
+        """See `Estimator.state`."""
+        cells = [{"policy": p, "task": t, "band": b, **c.state()} for (p, t, b), c in self._cells.items()]
+        return {**header(_KIND, _VERSION), "max_depth": self.max_depth, "cells": cells}
+
+    @classmethod
+    def from_state(cls, state: State) -> Self:
+        """See `Estimator.from_state`."""
+        check_header(state, _KIND, _VERSION)
+        try:
+            model = cls(int(state["max_depth"]))
+            for part in state["cells"]:
+                cell = _Cell()
+                cell.load(part)
+                model._cells[(str(part["policy"]), str(part["task"]), str(part["band"]))] = cell
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{_KIND}: {error}") from error
+        return model
+
+
+def _counts(values: Sequence[int]) -> Array:
+    counts = np.zeros(MAX_DEPTH)
+    short = values[:MAX_DEPTH]
+    counts[: len(short)] = short
+    return counts
+
+
+class RequestCurves:
+    """Curves of several keys, bent to what running requests have shown. Built once per snapshot.
+
+    One number describes a request: a power put on every conditional acceptance (below 1: easier
+    text than the task's average). `expected` finds it for a whole batch at once: the mean of
+    accepted tokens per draft, shrunk to the task's, looked up in a table over powers.
+    """
+
+    _POWERS: Array = np.asarray(
+        np.concatenate([np.geomspace(12.0, 1.0, 13), np.geomspace(0.8, 0.02, 12)]), dtype=np.float64
+    )
+
+    def __init__(self, curves: Sequence[AcceptanceCurve], shrink_drafts: float = 6.0) -> None:
+        self._shrink = shrink_drafts
+        self._rate: Array = np.array([max(c.draft_rate, 1e-9) for c in curves])  # [curves]
+        survival = np.clip(np.array([c.survival for c in curves]) / self._rate[:, None], 0.0, 1.0)
+        before = np.concatenate([np.ones((len(curves), 1)), survival[:, :-1]], axis=1)
+        conditional = np.divide(survival, before, out=np.zeros_like(survival), where=before > 1e-12)
+        bent = np.clip(conditional, 1e-4, 1.0 - 1e-6)[:, None, :] ** self._POWERS[:, None]
+        means = np.cumsum(np.cumprod(bent, axis=2), axis=2)
+        self._means: Array = np.pad(means, ((0, 0), (0, 0), (1, 0)))  # [curves, powers, K+1]
+        self._task: Array = np.pad(np.cumsum(survival, axis=1), ((0, 0), (1, 0)))  # [curves, K+1]
+        gain = np.array([c.expected_tokens for c in curves]) - 1.0
+        plain = self._rate[:, None] * self._task
+        self._factor: Array = np.divide(gain, plain, out=np.ones_like(gain), where=plain > 1e-12)
+        self._ceiling: Array = np.arange(1.0, self._task.shape[1] + 1.0)
+
+    def expected(
+        self,
+        curve: NDArray[np.intp],
+        num_drafts: Array,
+        num_draft_tokens: Array,
+        num_accepted_tokens: Array,
+        num_steps: Array | None = None,
+    ) -> Array:
+        """E(0..K) per request, from its own counts so far. Arrays [n]; answer [n, K+1].
+
+        `curve` is each request's place in `curves`. `num_steps`, where known, are the target steps
+        granted to the drafter: they tell how often it finds a draft for this request.
+        """
+        depth = np.divide(num_draft_tokens, num_drafts, out=np.ones(len(curve)), where=num_drafts > 0)
+        at = np.clip(np.rint(depth), 1, len(self._ceiling) - 1).astype(np.intp)
+        mean = (num_accepted_tokens + self._shrink * self._task[curve, at]) / (num_drafts + self._shrink)
+        column = self._means[curve, :, at]  # [n, powers], rising along the powers
+        high = np.clip((column < mean[:, None]).sum(axis=1), 1, len(self._POWERS) - 1)
+        pick = np.arange(len(at))
+        below, above = column[pick, high - 1], column[pick, high]
+        part = np.clip((mean - below) / np.maximum(above - below, 1e-12), 0.0, 1.0)[:, None]
+        bent = (1 - part) * self._means[curve, high - 1] + part * self._means[curve, high]
+        rate = self._rate[curve]
+        if num_steps is not None:
+            shrink = 2 * self._shrink
+            rate = np.minimum((num_drafts + shrink * rate) / (num_steps + shrink), 1.0)
+        expected: Array = np.minimum(1.0 + rate[:, None] * self._factor[curve] * bent, self._ceiling)
+        return expected
