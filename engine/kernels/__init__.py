@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from engine.batch import ForwardBatch
-from engine.kernels import reference
+from engine.kernels import native, reference, vectorised
 
 __all__ = ["kernels_in_use", "paged_attention", "write_kv"]
 
@@ -22,7 +22,11 @@ def write_kv(
     slots: torch.Tensor,
 ) -> None:
     """Store new keys and values in one layer's cache; see `reference.write_kv`."""
-    reference.write_kv(key, value, key_cache, value_cache, slots)
+    library = native.load_library() if key.device.type == "cpu" else None
+    if library is not None and native.supports(key.dtype, key_cache.dtype):
+        native.write_kv(library, key, value, key_cache, value_cache, slots)
+    else:
+        reference.write_kv(key, value, key_cache, value_cache, slots)
 
 
 def paged_attention(
@@ -33,9 +37,19 @@ def paged_attention(
     scale: float,
 ) -> torch.Tensor:
     """Ragged causal attention over block tables; see `reference.paged_attention`."""
-    return reference.paged_attention(query, key_cache, value_cache, batch, scale)
+    if query.device.type != "cpu":
+        return reference.paged_attention(query, key_cache, value_cache, batch, scale)
+    library = native.load_library()
+    group = query.shape[1] // key_cache.shape[1]
+    if library is not None and native.supports(query.dtype, key_cache.dtype, query.shape[2], group):
+        return native.paged_attention(library, query, key_cache, value_cache, batch, scale)
+    return vectorised.paged_attention(query, key_cache, value_cache, batch, scale)
 
 
 def kernels_in_use(device: torch.device, dtype: torch.dtype) -> str:
     """Names of the implementations that run for this device and KV dtype, for step records."""
-    return "attention=reference kv_write=reference"
+    if device.type != "cpu":
+        return "attention=reference kv_write=reference"
+    if native.load_library() is not None and native.supports(dtype, dtype):
+        return "attention=c kv_write=c"
+    return "attention=torch kv_write=torch"

@@ -59,11 +59,24 @@ def paged_attention(
         values = value_cache[table].transpose(0, 1).reshape(num_kv_heads, 1, -1, head_dim)
         keys = keys[:, :, :context_len].float()
         values = values[:, :, :context_len].float()
-        q = query[rows].float().unflatten(1, (num_kv_heads, group)).permute(1, 2, 0, 3)
+        q = query[rows].float().reshape(-1, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
         scores = q @ keys.transpose(-1, -2) * scale  # [Hkv, group, new tokens, context]
         at = torch.arange(context_len, device=query.device)
-        hidden = at[None, :] > batch.positions[rows][:, None]
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        seen = at[None, :] <= batch.positions[rows][:, None]  # [new tokens, context]
+        if batch.visible is not None:
+            seen = torch.where(batch.visible[rows][:, None] == 0, seen, _tree_mask(batch, rows, context_len))
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
         attended = (weights @ values).permute(2, 0, 1, 3)  # [new tokens, Hkv, group, D]
         out[rows] = attended.flatten(1, 2).to(query.dtype)
     return out
+
+
+def _tree_mask(batch: ForwardBatch, rows: slice, context_len: int) -> torch.Tensor:
+    """[new tokens, context] bool: KV tokens each row of one sequence sees by `visible`."""
+    assert batch.visible is not None
+    bits = batch.visible[rows]
+    first_new = context_len - bits.numel()
+    shifts = (torch.arange(context_len, device=bits.device) - first_new).clamp(0, 63)
+    marked = (bits[:, None] >> shifts[None, :]) & 1 == 1
+    marked[:, :first_new] = True
+    return marked

@@ -1,0 +1,424 @@
+/* Attention over block tables for a ragged batch, on the CPU.
+ *
+ * The batch is cut into tiles: a few consecutive tokens of one sequence, all query heads of one KV
+ * head. A tile reads each key and value once for all its rows. Keys are walked in spans of SPAN
+ * positions with an online softmax; spans are grouped into chunks of CHUNK positions, each with a
+ * partial result of its own, and partial results are merged in order of position. Where spans and
+ * chunks begin depends on the position alone, and a row's sums never mix with its neighbours', so
+ * a token's output is the same bit for bit alone, in any batch, and however a prompt is chunked.
+ * (Split softmax as in Flash-Decoding, Dao et al. 2023.)
+ */
+#include "attention.h"
+
+#include <stdlib.h>
+
+#include "vec.h"
+
+#define SPAN 64           /* key positions between two rescalings */
+#define CHUNK 256         /* key positions of one partial result; a multiple of SPAN */
+#define MAX_HEAD_DIM 256
+#define MAX_TILE_ROWS 64  /* query rows (tokens x heads of the group) of a tile */
+#define MAX_TILE_TOKENS 16
+#define ROWS 4            /* rows that share one pass over keys or values in registers */
+
+typedef struct {
+    int64_t sequence, first_token, num_tokens;
+    int64_t num_keys;      /* positions that some row of the tile sees */
+    int64_t num_items;     /* work items per KV head: its chunks, or 1 */
+    int64_t first_item;    /* over all KV heads */
+    int64_t scratch;       /* first partial result, where chunks are separate items, else -1 */
+} tile;
+
+/* What one chunk contributes to the rows of a tile: unnormalised sums, maxima, weights' sums. */
+typedef struct {
+    float acc[MAX_TILE_ROWS * MAX_HEAD_DIM] ALIGNED;
+    float max[MAX_TILE_ROWS];
+    float sum[MAX_TILE_ROWS];
+} partial;
+
+typedef struct {
+    const head_rows *query, *out;
+    const kv_layer *cache;
+    const ragged_batch *batch;
+    float scale;
+    int64_t group; /* query heads per KV head */
+} call;
+
+INLINE int64_t type_size(int64_t type) { return type == TYPE_F32 ? 4 : 2; }
+
+INLINE f32x16 load_any(const char *p, int64_t i, int64_t type) {
+    return type == TYPE_F32 ? load_f32((const float *)p + i) : load_bf16((const uint16_t *)p + i);
+}
+
+INLINE float load_scalar(const char *p, int64_t i, int64_t type) {
+    return type == TYPE_F32 ? ((const float *)p)[i] : bf16_to_f32(((const uint16_t *)p)[i]);
+}
+
+/* The number of leading key positions a token can see; gaps between them are `sees`'s matter. */
+INLINE int64_t keys_seen(const ragged_batch *b, int64_t sequence, int64_t token) {
+    if (b->visible == NULL || b->visible[token] == 0) return b->positions[token] + 1;
+    int64_t fresh = b->query_start[sequence + 1] - b->query_start[sequence];
+    int64_t highest = 63 - __builtin_clzll((unsigned long long)b->visible[token]);
+    return b->context_lens[sequence] - fresh + highest + 1;
+}
+
+/* Which of the 16 key positions from `first` a token sees, one bit each. */
+INLINE uint32_t sees(const ragged_batch *b, int64_t sequence, int64_t token, int64_t first) {
+    int64_t causal = keys_seen(b, sequence, token) - first;
+    uint32_t mask = causal >= 16 ? 0xffff : causal <= 0 ? 0 : (1u << causal) - 1;
+    if (b->visible == NULL || b->visible[token] == 0) return mask;
+    int64_t fresh = b->query_start[sequence + 1] - b->query_start[sequence];
+    int64_t shift = b->context_lens[sequence] - fresh - first; /* lane of the first new token */
+    if (shift >= 16) return mask;
+    uint64_t tree = (uint64_t)b->visible[token];
+    uint64_t lanes = shift <= -64 ? 0 : shift < 0 ? tree >> -shift : (tree << shift) | ((1u << shift) - 1);
+    return mask & (uint32_t)(lanes & 0xffff);
+}
+
+/* 16 keys become columns: columns[d] holds dimension d of all 16, as floats. For bfloat16 two
+ * neighbouring dimensions travel together as one 32-bit element. Keys beyond `count` are zero. */
+INLINE void keys_to_columns(const char *const *keys, int64_t count, int64_t dim, int64_t type, f32x16 *columns) {
+    const int64_t step = type == TYPE_F32 ? 16 : 32;
+    int64_t d = 0;
+    for (; d + step <= dim; d += step) {
+        i32x16 m[16];
+#pragma GCC unroll 16
+        for (int k = 0; k < 16; k++) {
+            m[k] = (i32x16){0};
+            if (k < count) m[k] = (i32x16)load_f32((const float *)(keys[k] + d * type_size(type)));
+        }
+        transpose_16x16(m);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            if (type == TYPE_F32) {
+                columns[d + i] = (f32x16)m[i];
+            } else {
+                columns[d + 2 * i] = (f32x16)((u32x16)m[i] << 16);
+                columns[d + 2 * i + 1] = (f32x16)((u32x16)m[i] & 0xffff0000u);
+            }
+        }
+    }
+    for (; d < dim; d++)
+        for (int k = 0; k < 16; k++) columns[d][k] = k < count ? load_scalar(keys[k], d, type) : 0.0f;
+}
+
+/* scores[row][lane] = query row . key lane, even and odd dimensions summed apart. */
+INLINE void score_rows(const float *query, const f32x16 *columns, int64_t dim, int rows, float *scores) {
+    f32x16 even[ROWS], odd[ROWS];
+    for (int r = 0; r < rows; r++) even[r] = odd[r] = (f32x16){0};
+    for (int64_t d = 0; d + 1 < dim; d += 2) {
+        f32x16 a = columns[d], b = columns[d + 1];
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            even[r] += a * query[r * dim + d];
+            odd[r] += b * query[r * dim + d + 1];
+        }
+    }
+    if (dim & 1)
+        for (int r = 0; r < rows; r++) even[r] += columns[dim - 1] * query[r * dim + dim - 1];
+    for (int r = 0; r < rows; r++) store_f32(scores + r * SPAN, even[r] + odd[r]);
+}
+
+/* acc[row] += sum over keys of weight[row][key] * value[key], for 16 * width dimensions from d. */
+INLINE void add_values(const float *weights, const char *const *values, int64_t count, int64_t dim, int64_t d,
+                       int width, int64_t type, int rows, float *acc) {
+    f32x16 sum[ROWS][4];
+    for (int r = 0; r < rows; r++)
+        for (int w = 0; w < width; w++) sum[r][w] = load_f32(acc + r * dim + d + w * 16);
+    for (int64_t k = 0; k < count; k++) {
+        f32x16 v[4];
+#pragma GCC unroll 4
+        for (int w = 0; w < width; w++) v[w] = load_any(values[k], d + w * 16, type);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+            for (int w = 0; w < width; w++) sum[r][w] += v[w] * weights[r * SPAN + k];
+    }
+    for (int r = 0; r < rows; r++)
+        for (int w = 0; w < width; w++) store_f32(acc + r * dim + d + w * 16, sum[r][w]);
+}
+
+INLINE void add_values_all(const float *weights, const char *const *values, int64_t count, int64_t dim,
+                           int64_t type, int rows, float *acc) {
+    int64_t d = 0;
+    for (; d + 64 <= dim; d += 64) add_values(weights, values, count, dim, d, 4, type, rows, acc);
+    for (; d + 16 <= dim; d += 16) add_values(weights, values, count, dim, d, 1, type, rows, acc);
+    for (; d < dim; d++)
+        for (int r = 0; r < rows; r++)
+            for (int64_t k = 0; k < count; k++)
+                acc[r * dim + d] += weights[r * SPAN + k] * load_scalar(values[k], d, type);
+}
+
+/* Online softmax over one span of scores: weights in place, running maximum, sum and scale. */
+INLINE void weigh_row(float *scores, const uint32_t *masks, int subs, float *max, float *sum, float *acc,
+                      int64_t dim) {
+    const i32x16 bit = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+    const f32x16 never = splat(-INFINITY);
+    f32x16 highest = never, total = {0};
+    for (int i = 0; i < subs; i++) {
+        i32x16 seen = ((int32_t)masks[i] & bit) != 0;
+        highest = max_f32(highest, select_f32(seen, load_f32(scores + i * 16), never));
+    }
+    float before = *max, now = max_lanes(highest);
+    if (before > now) now = before;
+    if (now == -INFINITY) { /* nothing seen yet */
+        for (int i = 0; i < subs; i++) store_f32(scores + i * 16, (f32x16){0});
+        return;
+    }
+    for (int i = 0; i < subs; i++) {
+        i32x16 seen = ((int32_t)masks[i] & bit) != 0;
+        f32x16 weight = exp_f32(load_f32(scores + i * 16) - now);
+        weight = select_f32(seen, weight, (f32x16){0});
+        store_f32(scores + i * 16, weight);
+        total = total + weight;
+    }
+    if (now != before) {
+        float scale = before == -INFINITY ? 0.0f : exp_scalar(before - now);
+        for (int64_t d = 0; d < dim; d++) acc[d] *= scale;
+        *sum *= scale;
+        *max = now;
+    }
+    *sum += sum_lanes(total);
+}
+
+INLINE void attend_span(const call *c, const tile *t, const float *query, const char *const *keys,
+                        const char *const *values, int64_t first, int64_t count, int64_t dim, int64_t type,
+                        partial *p) {
+    f32x16 columns[MAX_HEAD_DIM];
+    float scores[MAX_TILE_ROWS * SPAN] ALIGNED;
+    const int64_t rows = t->num_tokens * c->group;
+    const int subs = (int)((count + 15) / 16);
+    for (int i = 0; i < subs; i++) {
+        keys_to_columns(keys + i * 16, count - i * 16, dim, type, columns);
+        int64_t r = 0;
+        for (; r + 4 <= rows; r += 4)
+            score_rows(query + r * dim, columns, dim, 4, scores + r * SPAN + i * 16);
+        if (rows - r == 3) score_rows(query + r * dim, columns, dim, 3, scores + r * SPAN + i * 16);
+        if (rows - r == 2) score_rows(query + r * dim, columns, dim, 2, scores + r * SPAN + i * 16);
+        if (rows - r == 1) score_rows(query + r * dim, columns, dim, 1, scores + r * SPAN + i * 16);
+    }
+    for (int64_t token = 0, r = 0; token < t->num_tokens; token++) {
+        uint32_t masks[SPAN / 16];
+        for (int i = 0; i < subs; i++) masks[i] = sees(c->batch, t->sequence, t->first_token + token, first + i * 16);
+        for (int64_t g = 0; g < c->group; g++, r++)
+            weigh_row(scores + r * SPAN, masks, subs, &p->max[r], &p->sum[r], p->acc + r * dim, dim);
+    }
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4)
+        add_values_all(scores + r * SPAN, values, count, dim, type, 4, p->acc + r * dim);
+    if (rows - r == 3) add_values_all(scores + r * SPAN, values, count, dim, type, 3, p->acc + r * dim);
+    if (rows - r == 2) add_values_all(scores + r * SPAN, values, count, dim, type, 2, p->acc + r * dim);
+    if (rows - r == 1) add_values_all(scores + r * SPAN, values, count, dim, type, 1, p->acc + r * dim);
+}
+
+/* One chunk of keys against one tile of queries. */
+INLINE void attend_chunk_typed(const call *c, const tile *t, int64_t kv_head, int64_t chunk, const float *query,
+                               int64_t dim, int64_t type, partial *p) {
+    const kv_layer *cache = c->cache;
+    const int32_t *table = c->batch->block_tables + t->sequence * c->batch->table_stride;
+    const int64_t token_bytes = dim * type_size(type);
+    const int64_t head_bytes = cache->block_size * token_bytes;
+    const int64_t end = (chunk + 1) * CHUNK < t->num_keys ? (chunk + 1) * CHUNK : t->num_keys;
+    for (int64_t r = 0; r < t->num_tokens * c->group; r++) {
+        p->max[r] = -INFINITY;
+        p->sum[r] = 0.0f;
+        memset(p->acc + r * dim, 0, (size_t)dim * sizeof(float));
+    }
+    for (int64_t first = chunk * CHUNK; first < end; first += SPAN) {
+        const int64_t count = end - first < SPAN ? end - first : SPAN;
+        const char *keys[SPAN], *values[SPAN];
+        for (int64_t k = 0; k < count; k++) {
+            int64_t at = first + k;
+            int64_t offset = (table[at / cache->block_size] * cache->num_kv_heads + kv_head) * head_bytes +
+                             (at % cache->block_size) * token_bytes;
+            keys[k] = (const char *)cache->key + offset;
+            values[k] = (const char *)cache->value + offset;
+        }
+        attend_span(c, t, query, keys, values, first, count, dim, type, p);
+    }
+}
+
+#define SPECIALISE(name, dim, type)                                                                            \
+    static __attribute__((noinline)) void name(const call *c, const tile *t, int64_t kv_head, int64_t chunk,   \
+                                               const float *query, partial *p) {                               \
+        attend_chunk_typed(c, t, kv_head, chunk, query, dim, type, p);                                         \
+    }
+SPECIALISE(attend_f32_64, 64, TYPE_F32)
+SPECIALISE(attend_f32_128, 128, TYPE_F32)
+SPECIALISE(attend_bf16_64, 64, TYPE_BF16)
+SPECIALISE(attend_bf16_128, 128, TYPE_BF16)
+SPECIALISE(attend_any, c->cache->head_dim, c->cache->type)
+
+static void attend_chunk(const call *c, const tile *t, int64_t kv_head, int64_t chunk, const float *query,
+                         partial *p) {
+    const int is_f32 = c->cache->type == TYPE_F32;
+    if (c->cache->head_dim == 64) (is_f32 ? attend_f32_64 : attend_bf16_64)(c, t, kv_head, chunk, query, p);
+    else if (c->cache->head_dim == 128) (is_f32 ? attend_f32_128 : attend_bf16_128)(c, t, kv_head, chunk, query, p);
+    else attend_any(c, t, kv_head, chunk, query, p);
+}
+
+/* total += part. Not inlined, so that every caller rounds alike. */
+static __attribute__((noinline)) void merge(partial *total, const partial *part, int64_t rows, int64_t dim) {
+    for (int64_t r = 0; r < rows; r++) {
+        if (part->max[r] == -INFINITY) continue;
+        float *to = total->acc + r * dim;
+        const float *from = part->acc + r * dim;
+        float max = total->max[r] > part->max[r] ? total->max[r] : part->max[r];
+        float keep = total->max[r] == -INFINITY ? 0.0f : exp_scalar(total->max[r] - max);
+        float take = exp_scalar(part->max[r] - max);
+        for (int64_t d = 0; d < dim; d++) {
+            to[d] *= keep;
+            to[d] += from[d] * take;
+        }
+        total->sum[r] *= keep;
+        total->sum[r] += part->sum[r] * take;
+        total->max[r] = max;
+    }
+}
+
+static void write_out(const call *c, const tile *t, int64_t kv_head, const partial *p) {
+    const int64_t dim = c->cache->head_dim;
+    for (int64_t token = 0, r = 0; token < t->num_tokens; token++)
+        for (int64_t g = 0; g < c->group; g++, r++) {
+            const float inverse = 1.0f / p->sum[r];
+            const float *from = p->acc + r * dim;
+            int64_t at = (t->first_token + token) * c->out->stride + (kv_head * c->group + g) * dim;
+            if (c->out->type == TYPE_F32)
+                for (int64_t d = 0; d < dim; d++) ((float *)c->out->data)[at + d] = from[d] * inverse;
+            else
+                for (int64_t d = 0; d < dim; d++) ((uint16_t *)c->out->data)[at + d] = f32_to_bf16(from[d] * inverse);
+        }
+}
+
+static void load_query(const call *c, const tile *t, int64_t kv_head, float *query) {
+    const int64_t dim = c->cache->head_dim;
+    for (int64_t token = 0, r = 0; token < t->num_tokens; token++)
+        for (int64_t g = 0; g < c->group; g++, r++) {
+            int64_t at = (t->first_token + token) * c->query->stride + (kv_head * c->group + g) * dim;
+            for (int64_t d = 0; d < dim; d++)
+                query[r * dim + d] = load_scalar(c->query->data, at + d, c->query->type) * c->scale;
+        }
+}
+
+/* Cuts the batch into tiles. Chunks become separate items only where a tile has few rows, so that
+ * a lone decode still feeds all threads and a prompt needs no scratch; the sums are the same. */
+static int64_t make_tiles(const call *c, tile *tiles, int64_t *num_items, int64_t *num_partials) {
+    const ragged_batch *b = c->batch;
+    int64_t per_tile = MAX_TILE_ROWS / c->group;
+    if (per_tile > MAX_TILE_TOKENS) per_tile = MAX_TILE_TOKENS;
+    int64_t count = 0;
+    *num_items = *num_partials = 0;
+    for (int64_t s = 0; s < b->num_sequences; s++)
+        for (int64_t at = b->query_start[s]; at < b->query_start[s + 1]; at += per_tile) {
+            tile *t = &tiles[count++];
+            t->sequence = s;
+            t->first_token = at;
+            t->num_tokens = b->query_start[s + 1] - at < per_tile ? b->query_start[s + 1] - at : per_tile;
+            t->num_keys = 0;
+            for (int64_t i = 0; i < t->num_tokens; i++) {
+                int64_t keys = keys_seen(b, s, at + i);
+                if (keys > t->num_keys) t->num_keys = keys;
+            }
+            int64_t chunks = (t->num_keys + CHUNK - 1) / CHUNK;
+            int is_split = t->num_tokens < per_tile && chunks > 1;
+            t->num_items = is_split ? chunks : 1;
+            t->first_item = *num_items;
+            t->scratch = is_split ? *num_partials : -1;
+            *num_items += t->num_items * c->cache->num_kv_heads;
+            if (is_split) *num_partials += t->num_items * c->cache->num_kv_heads;
+        }
+    return count;
+}
+
+static void run_item(const call *c, const tile *t, int64_t item, partial *partials) {
+    float query[MAX_TILE_ROWS * MAX_HEAD_DIM] ALIGNED;
+    const int64_t kv_head = item / t->num_items;
+    load_query(c, t, kv_head, query);
+    if (t->scratch >= 0) {
+        attend_chunk(c, t, kv_head, item % t->num_items, query, &partials[t->scratch + item]);
+        return;
+    }
+    partial total, part;
+    attend_chunk(c, t, kv_head, 0, query, &total);
+    for (int64_t chunk = 1; chunk * CHUNK < t->num_keys; chunk++) {
+        attend_chunk(c, t, kv_head, chunk, query, &part);
+        merge(&total, &part, t->num_tokens * c->group, c->cache->head_dim);
+    }
+    write_out(c, t, kv_head, &total);
+}
+
+static const tile *find_tile(const tile *tiles, int64_t count, int64_t item) {
+    int64_t low = 0, high = count - 1;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        if (tiles[middle].first_item <= item) low = middle;
+        else high = middle - 1;
+    }
+    return &tiles[low];
+}
+
+/* Returns 0, or -1 when memory ran out. */
+int64_t specgate_paged_attention(const head_rows *query, const head_rows *out, const kv_layer *cache,
+                                 const ragged_batch *batch, double scale, int64_t num_threads) {
+    const call c = {query, out, cache, batch, (float)scale, query->num_heads / cache->num_kv_heads};
+    int64_t num_items, num_partials;
+    tile *tiles = malloc((size_t)(batch->num_tokens + 1) * sizeof(tile));
+    if (tiles == NULL) return -1;
+    const int64_t num_tiles = make_tiles(&c, tiles, &num_items, &num_partials);
+    partial *partials = NULL;
+    if (num_partials > 0 && posix_memalign((void **)&partials, 64, (size_t)num_partials * sizeof(partial)) != 0) {
+        free(tiles);
+        return -1;
+    }
+    if (num_threads > num_items) num_threads = num_items;
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t item = 0; item < num_items; item++) {
+            const tile *t = find_tile(tiles, num_tiles, item);
+            run_item(&c, t, item - t->first_item, partials);
+        }
+        if (num_partials > 0) {
+#pragma omp for schedule(static) collapse(2)
+            for (int64_t i = 0; i < num_tiles; i++)
+                for (int64_t head = 0; head < cache->num_kv_heads; head++) {
+                    const tile *t = &tiles[i];
+                    if (t->scratch < 0) continue;
+                    partial *first = &partials[t->scratch + head * t->num_items];
+                    for (int64_t chunk = 1; chunk < t->num_items; chunk++)
+                        merge(first, first + chunk, t->num_tokens * c.group, cache->head_dim);
+                    write_out(&c, t, head, first);
+                }
+        }
+    }
+    free(partials);
+    free(tiles);
+    return 0;
+}
+
+INLINE void copy_head(char *to, const char *from, int64_t at, int64_t dim, int64_t to_type, int64_t from_type) {
+    if (to_type == from_type) {
+        memcpy(to, from + at * type_size(from_type), (size_t)(dim * type_size(to_type)));
+        return;
+    }
+    for (int64_t d = 0; d < dim; d++) {
+        float x = load_scalar(from, at + d, from_type);
+        if (to_type == TYPE_F32) ((float *)to)[d] = x;
+        else ((uint16_t *)to)[d] = f32_to_bf16(x);
+    }
+}
+
+void specgate_write_kv(const head_rows *key, const head_rows *value, const kv_layer *cache,
+                       const ragged_batch *batch, int64_t num_threads) {
+    const int64_t dim = cache->head_dim, bytes = dim * type_size(cache->type);
+    if (batch->num_tokens < 64) num_threads = 1;
+#pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
+    for (int64_t t = 0; t < batch->num_tokens; t++) {
+        const int64_t block = batch->slots[t] / cache->block_size, offset = batch->slots[t] % cache->block_size;
+        for (int64_t h = 0; h < cache->num_kv_heads; h++) {
+            int64_t at = ((block * cache->num_kv_heads + h) * cache->block_size + offset) * bytes;
+            copy_head((char *)cache->key + at, key->data, t * key->stride + h * dim, dim, cache->type, key->type);
+            copy_head((char *)cache->value + at, value->data, t * value->stride + h * dim, dim, cache->type, value->type);
+        }
+    }
+}
