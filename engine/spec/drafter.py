@@ -24,8 +24,8 @@ class DraftContext:
     """One sequence as a drafter sees it. A new need is a new field, never a new parameter.
 
     `token_ids` is the sequence's own list (prompt, then output): read it, never write it.
-    `generator` gives noise that depends on (seed, position) only; a drafter that samples uses
-    it, so that the same seed gives the same tree.
+    `generator` gives noise that depends on (seed, position) only; a drafter that samples draws
+    from `generator.for_draft(len(token_ids))`, so that the same seed gives the same tree.
     """
 
     seq_id: str
@@ -35,6 +35,7 @@ class DraftContext:
     temperature: float
     last_hidden: torch.Tensor | None  # [hidden], target's last hidden state, where kept
     generator: RandomKey
+    cache_salt: str | None = None  # drafters share caches only between equal salts; None: never
 
 
 class Drafter(Protocol):
