@@ -158,6 +158,8 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
         body = json.loads(text)
     except (OSError, ValueError) as error:
         raise CommandError(f"cannot read {args.request} as JSON: {error}", WRONG_USE) from error
+    if not isinstance(body, dict):
+        raise CommandError(f"{args.request} is no request body: it must be a JSON object", WRONG_USE)
     headers = {"Authorization": f"Bearer {args.token}"} if args.token else {}
     try:
         response = httpx.post(f"{args.url.rstrip('/')}/admin/explain", json=body, headers=headers, timeout=30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -68,34 +69,36 @@ def _headline(explanation: Explanation, *, is_past: bool) -> Text:
 
 
 def _candidates_table(candidates: Sequence[Mapping[str, Any]], chosen: str) -> Table:
-    table = Table(title="Candidates", title_justify="left", title_style="bold")
-    for name in ("policy", "draft tokens", "allowed", "TTFT ms", "TPOT ms", "E2E ms", "why not"):
-        table.add_column(name, justify="right" if name.endswith(("ms", "tokens")) else "left", no_wrap=True)
-    table.columns[-1].no_wrap = False
+    table = _table("Candidates")
+    table.add_column("policy", no_wrap=True)
+    for name in ("draft tokens", "TTFT ms", "TPOT ms", "E2E ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("allowed")
     for candidate in candidates:
         predicted: Mapping[str, Any] = candidate.get("predicted") or {}
         policy = str(candidate["policy"])
         table.add_row(
             f"> {policy}" if policy == chosen else f"  {policy}",
             number(candidate.get("num_speculative_tokens")),
-            "yes" if candidate.get("allowed") else "no",
             *(number(predicted.get(name)) for name in ("ttft_ms", "tpot_ms", "e2e_ms")),
-            str(candidate.get("why_not") or ""),
+            "yes" if candidate.get("allowed") else f"no: {candidate.get('why_not')}",
             style="bold" if policy == chosen else "",
         )
     return table
 
 
 def _terms_table(candidate: Mapping[str, Any]) -> Table:
-    table = Table(title=f"Terms of {candidate['policy']}", title_justify="left", title_style="bold")
+    table = _table(f"Terms of {candidate['policy']}")
     table.add_column("term")
     for name in ("value", "coefficient", "effect ms"):
         table.add_column(name, justify="right")
     for term in candidate["terms"]:
-        value = " ".join([number(term.get("value")), str(term.get("unit") or "")]).strip()
-        table.add_row(
-            str(term["name"]), value, number(term.get("coefficient")), number(term.get("effect_ms"))
-        )
+        value = f"{number(term.get('value'))} {term.get('unit') or ''}".strip()
+        table.add_row(term["name"], value, number(term.get("coefficient")), number(term.get("effect_ms")))
     table.add_section()
     table.add_row("sum", "", "", number(float(sum(term["effect_ms"] for term in candidate["terms"]))))
     return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
