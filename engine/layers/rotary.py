@@ -13,8 +13,9 @@ class Rotary:
     def __init__(self, spec: RopeSpec, head_dim: int, device: torch.device) -> None:
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
         frequencies = 1.0 / (spec.theta**exponents)
-        if spec.divisors is not None:
-            frequencies = frequencies / torch.tensor(spec.divisors, dtype=torch.float32)
+        if spec.scaling is not None:
+            divisors = spec.scaling.divisors(spec.theta, head_dim)
+            frequencies = frequencies / torch.tensor(divisors, dtype=torch.float32)
         self._frequencies = torch.cat((frequencies, frequencies)).to(device)  # [head_dim]
         # rotate(x) = x * cos + roll(x, half) * sin, with the first half's sines negated.
         signs = torch.ones(head_dim, dtype=torch.float32)

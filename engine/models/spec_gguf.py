@@ -9,7 +9,7 @@ import numpy as np
 from engine.errors import ModelSourceError
 from engine.models.families import Family, family_of_gguf
 from engine.models.gguf_file import GgufHeader, read_header
-from engine.models.rope import RopeSpec, linear_divisors
+from engine.models.rope import LinearScaling, RopeSpec, StoredDivisors
 from engine.models.source import ModelFiles
 from engine.models.spec import ModelSpec
 from engine.models.tokenizer_settings import settings_from_gguf
@@ -99,12 +99,12 @@ class _Metadata:
 def _rope(metadata: _Metadata, head_dim: int) -> RopeSpec:
     theta = float(metadata.of("rope.freq_base", 10000.0))
     if ROPE_FREQS in metadata.header.tensors:
-        return RopeSpec(theta, "llama3", _rope_freqs(metadata.header, head_dim))
+        return RopeSpec(theta, StoredDivisors(_rope_freqs(metadata.header, head_dim)))
     kind = metadata.of("rope.scaling.type", "none")
     # Files older than rope.scaling.* state the linear factor alone.
     factor = float(metadata.of("rope.scaling.factor", metadata.of("rope.scale_linear", 1.0)))
     if kind == "linear" or (kind == "none" and metadata.of("rope.scale_linear") is not None):
-        return RopeSpec(theta, "linear", linear_divisors(factor, head_dim))
+        return RopeSpec(theta, LinearScaling(factor))
     if kind != "none":
         raise ModelSourceError(
             f"{metadata.header.path} asks for rope scaling {kind!r}, which is not supported (none, linear and"

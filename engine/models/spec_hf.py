@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import ModelSourceError
 from engine.models.families import Family, family_of_hf
-from engine.models.rope import Llama3Scaling, RopeSpec, linear_divisors, llama3_divisors
+from engine.models.rope import LinearScaling, Llama3Scaling, RopeSpec
 from engine.models.source import ModelFiles
 from engine.models.spec import ModelSpec
 from engine.models.tokenizer_settings import load_tokenizer_settings
@@ -68,7 +68,7 @@ def spec_from_folder(files: ModelFiles) -> ModelSpec:
         num_kv_heads=config.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
         max_model_len=config.integer("max_position_embeddings"),
-        rope=_rope(config, head_dim),
+        rope=_rope(config),
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         has_qkv_bias=family.has_qkv_bias or has_attention_bias,
         has_output_bias=has_attention_bias,
@@ -104,7 +104,7 @@ def _refuse_unsupported(config: _Config) -> None:
         raise ModelSourceError(f"{config.path} rotates only a part of each head, which is not supported.")
 
 
-def _rope(config: _Config, head_dim: int) -> RopeSpec:
+def _rope(config: _Config) -> RopeSpec:
     # Newer files put everything under rope_parameters, older ones under rope_theta and rope_scaling.
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(settings, dict):
@@ -117,7 +117,7 @@ def _rope(config: _Config, head_dim: int) -> RopeSpec:
         if kind == "default" and "mrope_section" not in settings:
             return RopeSpec(theta)
         if kind == "linear":
-            return RopeSpec(theta, "linear", linear_divisors(float(settings["factor"]), head_dim))
+            return RopeSpec(theta, LinearScaling(float(settings["factor"])))
         if kind == "llama3":
             scaling = Llama3Scaling(
                 factor=float(settings["factor"]),
@@ -125,7 +125,7 @@ def _rope(config: _Config, head_dim: int) -> RopeSpec:
                 high_freq_factor=float(settings["high_freq_factor"]),
                 original_max_position_embeddings=int(settings["original_max_position_embeddings"]),
             )
-            return RopeSpec(theta, "llama3", llama3_divisors(scaling, theta, head_dim))
+            return RopeSpec(theta, scaling)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelSourceError(f"{config.path} has broken {kind} rope settings ({error!r}).") from error
     raise ModelSourceError(

@@ -7,7 +7,7 @@ import math
 import torch
 
 from engine.models.llama import CausalLM, build_model
-from engine.models.rope import Llama3Scaling, RopeSpec, linear_divisors, llama3_divisors
+from engine.models.rope import LinearScaling, Llama3Scaling, RopeSpec
 from engine.models.spec import ModelSpec
 from engine.models.weights import EMBEDDING, DictWeights, tensor_shapes
 
@@ -32,8 +32,8 @@ def tiny_spec(
     if family not in TINY_FAMILIES:
         raise ValueError(f"family is {family!r}; it must be one of {', '.join(TINY_FAMILIES)}")
     ropes = {
-        "llama3": RopeSpec(500000.0, "llama3", llama3_divisors(_LLAMA3, 500000.0, _HEAD_DIM)),
-        "llama-linear": RopeSpec(10000.0, "linear", linear_divisors(4.0, _HEAD_DIM)),
+        "llama3": RopeSpec(500000.0, _LLAMA3),
+        "llama-linear": RopeSpec(10000.0, LinearScaling(4.0)),
         "smollm2": RopeSpec(100000.0),
         "qwen2": RopeSpec(1000000.0),
         "qwen3": RopeSpec(1000000.0),
