@@ -270,8 +270,8 @@ def _print(console: Console, rows: Sequence[Row], ready_s: float, total_s: float
         )  # fmt: skip
     console.print(table)
     console.print(
-        "accepted: mean acceptance length (tokens per draft, bonus token included). speed-up: TPOT of baseline\n"
-        "divided by TPOT, each the better of two interleaved runs. identical: greedy text equals baseline's.\n"
+        "accepted: mean acceptance length (bonus token included). speed-up: TPOT of baseline\n"
+        "divided by TPOT, each the better of two runs. identical: greedy text equals baseline's.\n"
         "TTFT: with a cold prefix cache under auto, with a warm one where the policy was asked for.",
         style="dim",
         highlight=False,

@@ -23,7 +23,13 @@ LOGGED = {
     "output_tokens": {"p50": 120.0, "p90": 300.0},
     "load": {"num_running": 3, "queue_wait_p95_ms": None, "requests_per_s": 1.25},
     "candidates": [
-        {"policy": "baseline", "num_speculative_tokens": 0, "allowed": True, "why_not": None, "predicted": {}},
+        {
+            "policy": "baseline",
+            "num_speculative_tokens": 0,
+            "allowed": True,
+            "why_not": None,
+            "predicted": {},
+        },
         {
             "policy": "ngram",
             "num_speculative_tokens": 4,
@@ -79,7 +85,9 @@ def test_check_config_accepts_the_shipped_one(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == f"{LOCAL_CONFIG}: valid\n"
 
 
-def test_check_config_names_every_fault_of_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_config_names_every_fault_of_every_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("models:\n  - id: a\n    backend: fakke\nserve: 1\n", encoding="utf-8")
     missing = tmp_path / "missing.yaml"
