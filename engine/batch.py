@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
+
+from engine.kv.block_manager import BlockTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +29,59 @@ class ForwardBatch:
     context_lens: torch.Tensor  # [num_sequences] int32, new tokens included
     block_tables: torch.Tensor  # [num_sequences, max_blocks] int32, padded with 0
     logits_rows: torch.Tensor  # [num_rows] int64, rows of the forward whose logits are wanted
+    # For draft trees: [num_tokens] int64 or None. 0 means causal by position. Otherwise the token sees
+    # the sequence's KV tokens before this step and, of its new tokens, those whose bit is set (bit i:
+    # the i-th; its own included); new token i is KV token context_len - num_new + i, whatever its position.
+    visible: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One sequence's part of a batch, in plain numbers: new tokens, where they start, its blocks.
+
+    Logits are wanted for the last `num_logits` of its new tokens.
+    """
+
+    token_ids: Sequence[int]
+    start: int  # position of the first new token, which is also the number of tokens cached before
+    block_table: BlockTable[int]
+    num_logits: int
+
+
+def build_batch(rows: Sequence[BatchRow], block_size: int, device: torch.device) -> ForwardBatch:
+    """The tensors of one step. Work over sequences is done on whole arrays."""
+    lengths = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
+    starts = np.array([row.start for row in rows], dtype=np.int64)
+    num_logits = np.array([row.num_logits for row in rows], dtype=np.int64)
+    query_start = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=query_start[1:])
+    owners = np.repeat(np.arange(len(rows)), lengths)  # [num_tokens] the sequence of each token
+    positions = np.arange(query_start[-1]) - np.repeat(query_start[:-1] - starts, lengths)
+    tables = pad_block_tables([row.block_table for row in rows])
+    slots = tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    # The last num_logits rows of each sequence: count up to its end from num_logits before it.
+    ends = np.cumsum(num_logits)
+    logits_rows = np.arange(num_logits.sum()) + np.repeat(query_start[1:] - ends, num_logits)
+    token_ids = np.fromiter(chain.from_iterable(row.token_ids for row in rows), np.int64, query_start[-1])
+
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    return ForwardBatch(
+        token_ids=tensor(token_ids),
+        positions=tensor(positions),
+        slots=tensor(slots),
+        query_start=tensor(query_start.astype(np.int32)),
+        context_lens=tensor((starts + lengths).astype(np.int32)),
+        block_tables=tensor(tables),
+        logits_rows=tensor(logits_rows),
+    )
+
+
+def pad_block_tables(tables: Sequence[BlockTable[int]]) -> np.ndarray:
+    """Block tables as one matrix, padded with 0: [num_sequences, max_blocks] int32."""
+    lengths = np.array([len(table) for table in tables])
+    padded = np.zeros((len(tables), lengths.max()), dtype=np.int32)
+    flat = np.frombuffer(b"".join([table.tobytes() for table in tables]), dtype=np.int32)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat
+    return padded

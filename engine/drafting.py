@@ -1,0 +1,205 @@
+"""Drafters as the engine uses them: grouped by method, checked, and never able to hurt a request.
+
+A drafter that raises, runs out of memory or answers rubbish costs its sequences the draft of
+that step. The failure is counted under its kind; the drafter forgets the sequence and begins
+anew the next time it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from engine.scheduler import ScheduledStep
+from engine.sequence import Sequence
+from engine.spec.drafter import DraftContext, Drafter
+from engine.spec.planner import SpecPlan
+from engine.spec.tree import EMPTY_TREE, DraftTree
+from engine.types import DrafterError, DraftWork
+
+PROBS_TOLERANCE = 1e-3
+"""How far a draft distribution's sum may be from 1."""
+
+_Result = TypeVar("_Result")
+
+
+class Drafting:
+    """The loaded drafters and what they did in the current step."""
+
+    def __init__(self, drafters: Mapping[str, Drafter], vocab_size: int, clock: Callable[[], float]) -> None:
+        self.drafters = dict(drafters)
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._work: dict[str, DraftWork] = {}
+        self._errors: list[DrafterError] = []
+
+    def propose(self, step: ScheduledStep, plans: Mapping[str, SpecPlan]) -> list[DraftTree]:
+        """One tree per scheduled sequence, empty where none was granted or the drafter failed."""
+        groups: dict[str, list[int]] = {}
+        for index, max_draft in enumerate(step.max_draft):
+            if max_draft > 0:
+                method = plans[step.sequences[index].seq_id].method
+                groups.setdefault(method, []).append(index)
+        trees = [EMPTY_TREE] * len(step.sequences)
+        for method, indices in groups.items():
+            started_s = self._clock()
+            contexts = [_context(step.sequences[i], step.max_draft[i]) for i in indices]
+            sequences = [step.sequences[i] for i in indices]
+            proposed = self._propose_with(method, sequences, contexts)
+            for index, tree in zip(indices, proposed, strict=True):
+                trees[index] = tree
+            self._count(method, sequences, proposed, self._clock() - started_s)
+        return trees
+
+    def observe(self, seq: Sequence, method: str, token_ids: tuple[int, ...], num_accepted: int) -> None:
+        """Tell every drafter that follows `seq` what was committed; `method` drafted, or nobody did."""
+        for name in sorted(seq.drafters):
+            drafter = self.drafters[name]
+            own = num_accepted if name == method else 0
+            num_errors = len(self._errors)
+            self._guarded(name, partial(drafter.observe, seq.seq_id, token_ids, own))
+            if len(self._errors) > num_errors:
+                self._forget(name, [seq])
+        if num_accepted:
+            work = self._work[method]
+            self._work[method] = replace(work, num_accepted_tokens=work.num_accepted_tokens + num_accepted)
+
+    def end(self, seq: Sequence) -> None:
+        """`seq` is over or preempted: all drafters forget it."""
+        for name in sorted(seq.drafters):
+            self._forget(name, [seq])
+
+    def take_report(self) -> tuple[tuple[DraftWork, ...], tuple[DrafterError, ...]]:
+        """Work and errors since the last call."""
+        report = tuple(self._work.values()), tuple(self._errors)
+        self._work = {}
+        self._errors = []
+        return report
+
+    def _propose_with(
+        self, method: str, sequences: Seq[Sequence], contexts: Seq[DraftContext]
+    ) -> list[DraftTree]:
+        drafter = self.drafters[method]
+
+        def propose() -> list[DraftTree]:
+            for seq in sequences:
+                if method not in seq.drafters:
+                    seq.drafters.add(method)
+                    drafter.begin(seq.seq_id, seq.token_ids)
+            return drafter.propose(contexts)
+
+        trees = self._guarded(method, propose)
+        if trees is not None and len(trees) != len(contexts):
+            self._fail(method, "invalid_draft", f"{len(trees)} trees for {len(contexts)} contexts")
+            trees = None
+        if trees is None:
+            self._forget(method, sequences)
+            return [EMPTY_TREE] * len(contexts)
+        faults = find_faults(trees, [context.max_draft_tokens for context in contexts], self._vocab_size)
+        for index, (kind, message) in faults.items():
+            self._fail(method, kind, message)
+            self._forget(method, [sequences[index]])
+        return [EMPTY_TREE if index in faults else tree for index, tree in enumerate(trees)]
+
+    def _count(self, method: str, sequences: Seq[Sequence], trees: Seq[DraftTree], seconds: float) -> None:
+        num_calls, num_kv_tokens = self._guarded(method, self.drafters[method].work) or (0, 0)
+        self._work[method] = DraftWork(
+            method=method,
+            num_calls=num_calls,
+            num_sequences=len(sequences),
+            num_draft_tokens=sum(map(len, trees)),
+            num_kv_tokens=num_kv_tokens,
+            seconds=seconds,
+        )
+        for seq in sequences:
+            seq.counters.draft_s += seconds / len(sequences)
+
+    def _forget(self, method: str, sequences: Seq[Sequence]) -> None:
+        drafter = self.drafters[method]
+        for seq in sequences:
+            seq.drafters.discard(method)
+            self._guarded(method, partial(drafter.end, seq.seq_id))
+
+    def _guarded(self, method: str, call: Callable[[], _Result]) -> _Result | None:
+        """The call's result, or None after counting its failure."""
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001  a drafter may fail in any way; its requests go on
+            self._fail(method, failure_kind(error), f"{type(error).__name__}: {error}")
+            return None
+
+    def _fail(self, method: str, kind: str, message: str) -> None:
+        self._errors.append(DrafterError(method, kind, message))
+
+
+def failure_kind(error: Exception) -> str:
+    """oom for every way to run out of memory, else exception."""
+    is_oom = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    # The CPU allocator raises a plain RuntimeError.
+    return "oom" if is_oom or "not enough memory" in str(error) else "exception"
+
+
+def find_faults(
+    trees: Seq[DraftTree], max_draft_tokens: Seq[int], vocab_size: int
+) -> dict[int, tuple[str, str]]:
+    """Index of each tree that cannot be verified -> (kind, what is wrong).
+
+    Kinds: `nan` for distributions that hold NaN, `invalid_draft` for everything else: too many
+    nodes, token ids outside the vocabulary, parents that make no chain (the target's forward
+    takes chains), distributions of the wrong shape, not summing to 1, or giving their own draft
+    token no probability (such a token was not drawn from them).
+    """
+    faults: dict[int, tuple[str, str]] = {}
+    for index, (tree, ceiling) in enumerate(zip(trees, max_draft_tokens, strict=True)):
+        message = _shape_fault(tree, ceiling, vocab_size)
+        if message is not None:
+            faults[index] = ("invalid_draft", message)
+    sampled = {i: t.probs for i, t in enumerate(trees) if t.probs is not None and len(t) and i not in faults}
+    if sampled:
+        owners = [i for i in sampled for _ in trees[i].token_ids]
+        probs = torch.cat(list(sampled.values()))  # [num_nodes, vocab]
+        drawn = torch.tensor([t for i in sampled for t in trees[i].token_ids], device=probs.device)
+        sums = probs.sum(dim=1)
+        chosen = probs.gather(1, drawn[:, None])[:, 0]
+        is_nan = sums.isnan().tolist()
+        is_bad = ((sums - 1).abs() > PROBS_TOLERANCE) | (chosen <= 0) | (probs.amin(dim=1) < 0)
+        for owner, nan, bad in zip(owners, is_nan, is_bad.tolist(), strict=True):
+            if nan:
+                faults[owner] = ("nan", "the draft's distribution holds NaN")
+            elif bad:
+                faults.setdefault(
+                    owner, ("invalid_draft", "the draft's probabilities are no distribution over its tokens")
+                )
+    return faults
+
+
+def _shape_fault(tree: DraftTree, ceiling: int, vocab_size: int) -> str | None:
+    if len(tree) > ceiling:
+        return f"{len(tree)} draft tokens where at most {ceiling} were granted"
+    if len(tree.parents) != len(tree.token_ids) or not tree.is_chain:
+        return f"parents {tree.parents} make no chain"
+    bad = [token for token in tree.token_ids if not 0 <= token < vocab_size]
+    if bad:
+        return f"token id {bad[0]} is outside the vocabulary of {vocab_size}"
+    if tree.probs is not None and tuple(tree.probs.shape) != (len(tree), vocab_size):
+        return f"probs have shape {tuple(tree.probs.shape)}, expected {(len(tree), vocab_size)}"
+    return None
+
+
+def _context(seq: Sequence, max_draft_tokens: int) -> DraftContext:
+    assert seq.sampling is not None
+    return DraftContext(
+        seq_id=seq.seq_id,
+        token_ids=seq.token_ids,
+        prompt_length=seq.prompt_length,
+        max_draft_tokens=max_draft_tokens,
+        temperature=seq.request.sampling.temperature,
+        last_hidden=None,
+        generator=seq.sampling.key,
+        cache_salt=seq.request.cache_salt,
+    )

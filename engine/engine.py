@@ -1,0 +1,370 @@
+"""The engine: requests in, tokens out, one `step` at a time.
+
+    plan -> schedule -> draft -> forward -> verify -> commit -> emit
+
+Single-threaded and synchronous. What it must not know for itself is injected: the target, the
+drafters, the planner, the clock and the source of seeds. `engine.factory` builds one from an
+`EngineConfig`, `engine.service` runs one behind an inbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.admission import check_request
+from engine.config import EngineConfig
+from engine.drafting import Drafting
+from engine.errors import IntegrityError, InvalidLogits, RequestRefused
+from engine.kv.block_manager import BlockManager
+from engine.models.llama import CausalLM
+from engine.runner import ModelRunner
+from engine.sampling import SamplingState
+from engine.scheduler import ScheduledStep, Scheduler
+from engine.sequence import Sequence
+from engine.spec.drafter import Drafter
+from engine.spec.planner import SequenceView, SpecPlan, SpecPlanner, StepView
+from engine.spec.randomness import RandomKey
+from engine.spec.tree import DraftTree
+from engine.spec.verify import VerifyResult, verify
+from engine.stats import StepTimer, record_step
+from engine.types import (
+    BASELINE,
+    EngineLoad,
+    EngineRequest,
+    FinishReason,
+    PolicyChange,
+    SequenceOutput,
+    StepRecord,
+    StepResult,
+    TokenLogprob,
+)
+
+
+class Engine:
+    """Continuous batching with speculation over one target model.
+
+    Requests are added and aborted between steps. Every request ends with exactly one output that
+    has a finish reason, delivered by `step` (or by `fail_step`).
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        target: CausalLM,
+        drafters: Mapping[str, Drafter],
+        planner: SpecPlanner,
+        clock: Callable[[], float],
+        seeds: Callable[[], int],
+    ) -> None:
+        """`clock` gives seconds; `seeds` gives a fresh seed for each sampled request without one."""
+        self.config = config
+        self.planner = planner
+        self._clock = clock
+        self._seeds = seeds
+        self._blocks = BlockManager(
+            config.num_blocks, config.block_size, enable_prefix_cache=config.enable_prefix_cache
+        )
+        self._scheduler = Scheduler(
+            self._blocks, max_batch_tokens=config.max_batch_tokens, max_sequences=config.max_sequences
+        )
+        self._runner = ModelRunner(target, config.num_blocks, config.block_size)
+        self._drafting = Drafting(drafters, target.spec.vocab_size, clock)
+        self._vocab_size = target.spec.vocab_size
+        self._eos_token_ids = frozenset(target.spec.eos_token_ids)
+        limits = [target.spec.max_model_len, self._scheduler.capacity]
+        if config.max_model_len is not None:
+            limits.append(config.max_model_len)
+        self.max_model_len = min(limits)
+        self._sequences: dict[str, Sequence] = {}
+        self._outputs: list[SequenceOutput] = []  # said, but not yet returned by a step
+        self._in_step: list[Sequence] = []
+        self._num_steps = 0
+        self._num_arrivals = 0
+
+    @property
+    def methods(self) -> Mapping[str, int]:
+        """The loaded drafters' names with their default number of draft tokens."""
+        return {name: drafter.num_speculative_tokens for name, drafter in self._drafting.drafters.items()}
+
+    @property
+    def has_work(self) -> bool:
+        """True while `step` has something to do or to say."""
+        return bool(self._sequences or self._outputs)
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Requests that have not ended yet."""
+        return tuple(self._sequences)
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raises RequestRefused when it could never run here."""
+        check_request(request, self._vocab_size, self.max_model_len, self.methods.keys())
+        if request.request_id in self._sequences:
+            raise RequestRefused(f"request id {request.request_id!r} is already running", "request_id")
+        params = request.sampling
+        seq = Sequence(
+            request,
+            arrival=self._num_arrivals,
+            arrived_s=self._clock(),
+            eos_token_ids=self._eos_token_ids,
+            context_limit=self.max_model_len,
+        )
+        if params.seed is not None:
+            key = RandomKey(params.seed, is_seeded=True)
+        else:
+            key = RandomKey(0 if params.is_greedy else self._seeds())
+        seq.sampling = SamplingState(
+            params=params,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=seq.output_token_ids,
+            eos_token_ids=self._eos_token_ids,
+            key=key,
+            rule=self.config.accept_rule,
+        )
+        self._num_arrivals += 1
+        self._sequences[seq.seq_id] = seq
+        self._scheduler.add(seq)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now, wherever it stands; its last output comes with the next step.
+
+        False when there is no such request (any more): an abort may cross a finish on its way.
+        """
+        seq = self._sequences.get(request_id)
+        if seq is None:
+            return False
+        self._outputs.append(self._finish(seq, FinishReason.ABORT))
+        return True
+
+    def step(self) -> StepResult:
+        """Advance every sequence that has its turn. Returns what there is to say.
+
+        An exception leaves the engine usable after `fail_step`.
+        """
+        timer = StepTimer(self._clock)
+        plans, num_planner_errors = self._plan(timer.started_s)
+        step = self._scheduler.schedule({seq_id: plan.max_draft_tokens for seq_id, plan in plans.items()})
+        self._begin(step)
+        timer.lap("schedule")
+        if not step.sequences:
+            return self._emit(None)
+        trees = self._drafting.propose(step, plans)
+        timer.lap("draft")
+        logits, sizes = self._runner.forward(step, trees)
+        timer.lap("forward")
+        result = self._verify(step, trees, logits)
+        outputs = self._commit(step, plans, trees, result)
+        timer.lap("verify")
+        record = record_step(self._num_steps, step, trees, sizes, outputs, timer)
+        work, errors = self._drafting.take_report()
+        return self._emit(
+            replace(
+                record,
+                drafts=work,
+                drafter_errors=errors,
+                num_planner_errors=num_planner_errors,
+                kernels=self._runner.kernels,
+            )
+        )
+
+    def fail_step(self, message: str) -> StepResult:
+        """After `step` raised: end the requests it was working on with FinishReason.ERROR.
+
+        All requests, if it failed before choosing any, so that the same fault cannot come back
+        for ever.
+        """
+        affected = [seq for seq in self._in_step if seq.seq_id in self._sequences]
+        for seq in affected or list(self._sequences.values()):
+            self._outputs.append(self._finish(seq, FinishReason.ERROR, message))
+        self._drafting.take_report()
+        return self._emit(None)
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is."""
+        return EngineLoad(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_free_blocks=self._blocks.num_free,
+            num_cached_blocks=self._blocks.num_cached,
+            num_used_blocks=self._blocks.num_used,
+            num_total_blocks=self._blocks.num_blocks,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when block accounts and sequences disagree. Callable between steps."""
+        self._scheduler.check_integrity()
+        if len(self._sequences) != len(self._scheduler.running) + len(self._scheduler.waiting):
+            raise IntegrityError("a sequence is known to the engine and not to its scheduler, or twice")
+
+    def check_idle(self) -> None:
+        """Raises IntegrityError unless nothing runs and every block is free again."""
+        self.check_integrity()
+        load = self.load()
+        if self.has_work or load.num_used_blocks or load.num_running or load.num_waiting:
+            raise IntegrityError(f"not idle: {load}, requests {sorted(self._sequences)}")
+
+    def _plan(self, now_s: float) -> tuple[dict[str, SpecPlan], int]:
+        """The planner's grants for drafters that exist, and how many faults it made."""
+        decoding = [seq for seq in self._scheduler.running if seq.is_decoding]
+        if not decoding or not self._drafting.drafters:
+            return {}, 0
+        view = StepView(
+            step=self._num_steps,
+            now_s=now_s,
+            sequences=tuple(map(_view, decoding)),
+            num_prefill_tokens=sum(s.num_uncomputed for s in self._scheduler.running if not s.is_decoding),
+            num_waiting=len(self._scheduler.waiting),
+            num_free_blocks=self._blocks.num_free,
+        )
+        try:
+            answer = dict(self.planner.plan(view))
+        except Exception:  # noqa: BLE001  the planner comes from outside; its failure costs only speculation
+            return {}, 1
+        plans = {}
+        num_errors = 0
+        for seq in decoding:
+            plan = answer.get(seq.seq_id)
+            if plan is None:
+                continue
+            if plan.method != BASELINE and plan.method not in self._drafting.drafters:
+                num_errors += 1
+                continue
+            if plan.method != seq.method:
+                seq.method = plan.method
+                change = PolicyChange(len(seq.output_token_ids), plan.method, plan.reason)
+                seq.counters.policy_changes.append(change)
+            if plan.method != BASELINE and plan.max_draft_tokens > 0:
+                plans[seq.seq_id] = plan
+        return plans, num_errors
+
+    def _begin(self, step: ScheduledStep) -> None:
+        """Note what was scheduled, before any of it can fail."""
+        self._in_step = step.sequences
+        for seq in step.preempted:
+            self._drafting.end(seq)
+        for seq in step.sequences[step.num_decodes :]:
+            if seq.first_scheduled_s is None:
+                seq.first_scheduled_s = self._clock()
+
+    def _verify(self, step: ScheduledStep, trees: list[DraftTree], logits: torch.Tensor) -> VerifyResult:
+        """Verify all deciding sequences; one that allows no choice is ended alone, not the batch."""
+        while True:
+            states = [state for i in step.deciding if (state := step.sequences[i].sampling) is not None]
+            try:
+                return verify([trees[i] for i in step.deciding], logits, states)
+            except InvalidLogits as error:
+                culprit = error.sequence_index
+                if culprit is None:
+                    raise
+                sizes = [1 + len(trees[i]) for i in step.deciding]
+                first = sum(sizes[:culprit])
+                logits = torch.cat([logits[:first], logits[first + sizes[culprit] :]])
+                seq = step.sequences[step.deciding.pop(culprit)]
+                self._outputs.append(self._finish(seq, FinishReason.ERROR, str(error)))
+
+    def _commit(
+        self, step: ScheduledStep, plans: Mapping[str, SpecPlan], trees: list[DraftTree], result: VerifyResult
+    ) -> list[SequenceOutput]:
+        """Make the verified tokens part of their sequences; what each has to say."""
+        for index in range(step.num_decodes, len(step.sequences)):
+            seq = step.sequences[index]
+            num_computed = seq.num_computed + step.num_new[index]
+            if num_computed < len(seq.token_ids):
+                self._scheduler.commit(seq, num_computed)
+        outputs = []
+        for row, index in enumerate(step.deciding):
+            seq = step.sequences[index]
+            decided = Decided(
+                method=plans[seq.seq_id].method if trees[index].token_ids else BASELINE,
+                num_drafted=len(trees[index]),
+                token_ids=result.token_ids[row],
+                num_accepted=len(result.accepted_nodes[row]),
+                logprobs=result.logprobs[row],
+            )
+            output = self._advance(seq, decided)
+            outputs.append(output)
+            self._outputs.append(output)  # at once, so that a fault further on cannot lose it
+        return outputs
+
+    def _advance(self, seq: Sequence, decided: Decided) -> SequenceOutput:
+        """Append what was decided, cut at the first stop or limit, and finish if there is one."""
+        num_kept, reason = seq.cut(decided.token_ids)
+        token_ids = decided.token_ids[:num_kept]
+        num_accepted = min(decided.num_accepted, num_kept)
+        num_before = len(seq.token_ids)
+        is_first = not seq.output_token_ids
+        seq.append(token_ids)
+        self._scheduler.commit(seq, min(num_before + decided.num_accepted, len(seq.token_ids)))
+        seq.last_drafted = (decided.method, decided.num_drafted, num_accepted)
+        seq.counters.num_target_steps += num_kept > 0
+        if decided.num_drafted:
+            seq.counters.add_draft(decided.num_drafted, num_accepted, num_kept)
+        if seq.drafters:
+            self._drafting.observe(seq, decided.method, token_ids, num_accepted)
+        output = SequenceOutput(
+            request_id=seq.seq_id,
+            token_ids=token_ids,
+            logprobs=decided.logprobs[:num_kept],
+            prompt_logprobs=tuple(seq.prompt_logprobs or ()) if is_first else (),
+            num_accepted_tokens=num_accepted,
+            num_draft_tokens=decided.num_drafted,
+        )
+        if reason is None:
+            return output
+        end = self._finish(seq, reason)
+        return replace(output, finish_reason=reason, stats=end.stats)
+
+    def _finish(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> SequenceOutput:
+        """Take `seq` out of everything; its last word."""
+        del self._sequences[seq.seq_id]
+        self._scheduler.remove(seq)
+        self._drafting.end(seq)
+        scheduled_s = self._clock() if seq.first_scheduled_s is None else seq.first_scheduled_s
+        stats = seq.counters.freeze(
+            num_prompt_tokens=seq.prompt_length,
+            num_output_tokens=len(seq.output_token_ids),
+            queue_wait_s=scheduled_s - seq.arrived_s,
+        )
+        return SequenceOutput(seq.seq_id, finish_reason=reason, stats=stats, error=error)
+
+    def _emit(self, record: StepRecord | None) -> StepResult:
+        outputs = tuple(self._outputs)
+        self._outputs.clear()
+        self._in_step = []
+        self._num_steps += record is not None
+        return StepResult(outputs, record, self.load())
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What one step's verify decided for one sequence."""
+
+    method: str  # who drafted; baseline for nobody
+    num_drafted: int
+    token_ids: tuple[int, ...]
+    num_accepted: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+def _view(seq: Sequence) -> SequenceView:
+    params = seq.request.sampling
+    method, num_drafted, num_accepted = seq.last_drafted
+    return SequenceView(
+        seq_id=seq.seq_id,
+        policy=seq.request.policy,
+        label=seq.request.label,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        num_tokens=len(seq.token_ids),
+        num_output_tokens=len(seq.output_token_ids),
+        num_remaining_tokens=seq.num_remaining,
+        num_drafts=seq.counters.num_drafts,
+        num_draft_tokens=seq.counters.num_draft_tokens,
+        num_accepted_tokens=seq.counters.num_accepted_tokens,
+        last_method=method,
+        last_num_draft_tokens=num_drafted,
+        last_num_accepted_tokens=num_accepted,
+    )

@@ -1,0 +1,76 @@
+"""From an `EngineConfig` to a running engine: loads the target and the drafters named there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.config import DraftModelConfig, EngineConfig
+from engine.engine import Engine
+from engine.errors import DrafterMismatch
+from engine.models.llama import CausalLM, Progress
+from engine.models.registry import load_model
+from engine.spec.draft_model import DraftModelDrafter
+from engine.spec.drafter import Drafter
+from engine.spec.ngram import NgramDrafter
+from engine.spec.planner import SpecPlanner
+
+
+def build_engine(
+    config: EngineConfig,
+    planner: SpecPlanner,
+    clock: Callable[[], float],
+    seeds: Callable[[], int],
+    progress: Progress | None = None,
+) -> Engine:
+    """Load everything `config` names. Raises ModelSourceError or DrafterMismatch in one sentence."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    target = load_model(
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        progress=progress,
+        max_model_len=config.max_model_len,
+    )
+    return Engine(config, target, build_drafters(config, target, progress), planner, clock, seeds)
+
+
+def build_drafters(
+    config: EngineConfig, target: CausalLM, progress: Progress | None = None
+) -> dict[str, Drafter]:
+    """The drafters of `config` for `target`, by method name.
+
+    Raises ModelSourceError for a draft model that cannot be loaded, DrafterMismatch for one that
+    does not fit the target.
+    """
+    drafters: list[Drafter] = []
+    if config.ngram is not None:
+        drafters.append(NgramDrafter(config.ngram))
+    if config.draft_model is not None:
+        drafters.append(_build_draft_model(config, config.draft_model, target, progress))
+    return {drafter.name: drafter for drafter in drafters}
+
+
+def _build_draft_model(
+    config: EngineConfig, draft: DraftModelConfig, target: CausalLM, progress: Progress | None
+) -> DraftModelDrafter:
+    if (draft.source is None) == (draft.layers_of_target is None):
+        raise DrafterMismatch("the draft model needs exactly one of `source` and `layers_of_target`")
+    if draft.source is not None:
+        model = load_model(draft.source, device=config.device, dtype=config.dtype, progress=progress)
+    else:
+        assert draft.layers_of_target is not None
+        if not 1 <= draft.layers_of_target <= target.spec.num_layers:
+            raise DrafterMismatch(
+                f"layers_of_target is {draft.layers_of_target}; it must be 1 to {target.spec.num_layers}"
+            )
+        model = target.first_layers(draft.layers_of_target)
+    return DraftModelDrafter(
+        model,
+        target.spec,
+        draft,
+        num_blocks=draft.num_blocks or config.num_blocks,
+        block_size=config.block_size,
+    )

@@ -1,0 +1,146 @@
+"""Counting and timing: what goes into `SequenceStats` and `StepRecord`. Integers and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.types import PolicyChange, SequenceOutput, SequenceStats, StepRecord
+
+if TYPE_CHECKING:
+    from engine.scheduler import ScheduledStep
+    from engine.spec.tree import DraftTree
+
+
+class SequenceCounters:
+    """The running counts of one sequence; `freeze` makes them a `SequenceStats`.
+
+    When a stop token or a limit cuts an accepted block, what lies behind the cut was never
+    emitted: it is left out of `num_accepted_tokens` and out of both per-position counts, since
+    whether it would have stood says nothing a reader could check. `num_draft_tokens` is cost and
+    counts every draft token that was verified.
+    """
+
+    __slots__ = (
+        "accepted_per_position",
+        "draft_s",
+        "drafted_per_position",
+        "num_accepted_tokens",
+        "num_cached_tokens",
+        "num_draft_tokens",
+        "num_drafts",
+        "num_preemptions",
+        "num_target_steps",
+        "policy_changes",
+    )
+
+    def __init__(self) -> None:
+        self.num_cached_tokens = 0
+        self.num_target_steps = 0
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self.num_preemptions = 0
+        self.accepted_per_position: list[int] = []
+        self.drafted_per_position: list[int] = []
+        self.draft_s = 0.0
+        self.policy_changes: list[PolicyChange] = []
+
+    def add_draft(self, num_drafted: int, num_accepted: int, num_kept: int) -> None:
+        """One verified chain of `num_drafted` tokens; `num_kept` tokens of the block were emitted."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        for depth in range(min(num_drafted, num_kept)):
+            if depth == len(self.drafted_per_position):
+                self.drafted_per_position.append(0)
+                self.accepted_per_position.append(0)
+            self.drafted_per_position[depth] += 1
+            self.accepted_per_position[depth] += depth < num_accepted
+
+    def freeze(self, *, num_prompt_tokens: int, num_output_tokens: int, queue_wait_s: float) -> SequenceStats:
+        """The counts as they stand."""
+        return SequenceStats(
+            num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=num_output_tokens,
+            num_target_steps=self.num_target_steps,
+            num_drafts=self.num_drafts,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            accepted_per_position=tuple(self.accepted_per_position),
+            drafted_per_position=tuple(self.drafted_per_position),
+            num_preemptions=self.num_preemptions,
+            queue_wait_s=queue_wait_s,
+            draft_s=self.draft_s,
+            policy_changes=tuple(self.policy_changes),
+        )
+
+
+class StepTimer:
+    """Splits one step's time into named laps."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.started_s = self._now_s = clock()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """The time since the lap before is called `name`."""
+        before, self._now_s = self._now_s, self._clock()
+        self.laps[name] = self._now_s - before
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from the start to the last lap."""
+        return self._now_s - self.started_s
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """How much the target's forward had to do."""
+
+    num_tokens: int
+    num_kv_tokens: int
+    num_logits_rows: int
+
+
+def record_step(
+    number: int,
+    step: ScheduledStep,
+    trees: Sequence[DraftTree],
+    sizes: StepSizes,
+    outputs: Sequence[SequenceOutput],
+    timer: StepTimer,
+) -> StepRecord:
+    """The record of a finished step, but for what drafters, planner and kernels add to it."""
+    sampled = (
+        1 + len(trees[i]) for i in step.deciding if not step.sequences[i].request.sampling.is_greedy
+    )
+    return StepRecord(
+        step=number,
+        started_s=timer.started_s,
+        seconds=timer.total_s,
+        kind=step_kind(step.num_prefill_tokens, step.num_decodes, sum(map(len, trees))),
+        num_sequences=len(step.sequences),
+        num_decode_sequences=step.num_decodes,
+        num_tokens=sizes.num_tokens,
+        num_prefill_tokens=step.num_prefill_tokens,
+        num_kv_tokens=sizes.num_kv_tokens,
+        num_logits_rows=sizes.num_logits_rows,
+        num_sampled_rows=sum(sampled),
+        num_emitted_tokens=sum(len(output.token_ids) for output in outputs),
+        schedule_s=timer.laps["schedule"],
+        draft_s=timer.laps["draft"],
+        forward_s=timer.laps["forward"],
+        verify_s=timer.laps["verify"],
+        num_preemptions=len(step.preempted),
+    )
+
+
+def step_kind(num_prefill_tokens: int, num_decodes: int, num_draft_tokens: int) -> str:
+    """prefill: prompt chunks only; mixed: chunks and decodes; verify: decodes with drafts; else decode."""
+    if num_prefill_tokens:
+        return "mixed" if num_decodes else "prefill"
+    return "verify" if num_draft_tokens else "decode"
