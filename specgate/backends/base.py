@@ -36,7 +36,6 @@ class BackendStatus:
     is_ready: bool
     detail: str  # "ready", "loading weights (42 %)", "engine restarting after SIGKILL", ...
     num_restarts: int = 0
-    is_failed: bool = False  # it will not become ready by waiting: `detail` says what to do
     is_final: bool = False  # it will not become ready by itself: `detail` says what to mend
 
 
