@@ -90,6 +90,11 @@ class Engine:
         return {name: drafter.num_speculative_tokens for name, drafter in self._drafting.drafters.items()}
 
     @property
+    def vocab_size(self) -> int:
+        """Token ids are 0 to this, exclusive."""
+        return self._vocab_size
+
+    @property
     def has_work(self) -> bool:
         """True while `step` has something to do or to say."""
         return bool(self._sequences or self._outputs)
