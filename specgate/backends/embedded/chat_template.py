@@ -19,7 +19,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class TemplateFailed(Exception):
-    """The template refused the messages, or is itself at fault. The message says which and why."""
+    """The template refused its input, or is itself at fault. The message says which and why."""
+
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class _Refusal(jinja2.TemplateError):
@@ -96,7 +100,7 @@ class ChatTemplate:
         extra = dict(kwargs or {})
         for name in _RESERVED:
             if name in extra:
-                raise TemplateFailed(f"chat_template_kwargs must not set '{name}'")
+                raise TemplateFailed(f"chat_template_kwargs must not set '{name}'", "chat_template_kwargs")
         variables = {"add_generation_prompt": True, **self._special_tokens, **extra}
         try:
             return self._template.render(

@@ -30,10 +30,9 @@ class WireError(Exception):
 
 
 class Start(msgspec.Struct, tag=True, frozen=True):
-    """Load this engine. `planner` is handed to the planner's builder as it is."""
+    """Load this engine."""
 
     config: EngineConfig
-    planner: dict[str, Any] = {}
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):

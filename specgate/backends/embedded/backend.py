@@ -1,0 +1,225 @@
+"""The embedded backend: this machine's own engine, in a process of its own, behind `Backend`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.errors import ModelSourceError
+from engine.types import EngineLoad, EngineRequest, FinishReason, PolicyAssignment, SequenceOutput, StepRecord
+from specgate.backends.base import BackendStatus, ModelCard
+from specgate.backends.embedded import wire
+from specgate.backends.embedded.answer import Answer
+from specgate.backends.embedded.prompt import PromptEncoder
+from specgate.backends.embedded.supervisor import Lost, Mailbox, Supervision, Supervisor
+from specgate.clock import Clock
+from specgate.errors import BadRequest, EngineLost, InternalError, NotReady
+from specgate.types import Delta, GenerationRequest, PreparedPrompt
+
+logger = logging.getLogger(__name__)
+
+_NO_LOAD = EngineLoad(0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedConfig:
+    """One embedded model: its name in the API, its engine, and how the process is supervised."""
+
+    model_id: str
+    engine: EngineConfig
+    supervision: Supervision = field(default_factory=Supervision)
+    retry_wait_s: float = 60.0  # how long a request without a first delta waits for a restarted engine
+
+
+class EmbeddedBackend:
+    """Implements `specgate.backends.base.Backend`."""
+
+    def __init__(self, config: EmbeddedConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._supervisor = Supervisor(wire.Start(config.engine), config.supervision, clock)
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
+        self._encoder: PromptEncoder | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._fault: str | None = None  # the text side cannot be loaded
+        self._created_s = int(clock.wall())
+        self._card = ModelCard(config.model_id, config.engine.max_model_len or 0, created_s=self._created_s)
+        self._ids = itertools.count()
+
+    @property
+    def card(self) -> ModelCard:
+        """What is served. Until the engine was ready once, `max_model_len` is the configured one, or 0."""
+        ready = self._supervisor.ready
+        if ready is not None and ready.max_model_len != self._card.max_model_len:
+            self._card = self._card_of(ready)
+        return self._card
+
+    async def start(self) -> None:
+        """Begin loading tokenizer and engine side by side."""
+        self._loading = asyncio.create_task(self._load_text_side(), name="load-tokenizer")
+        self._supervisor.start()
+
+    async def stop(self) -> None:
+        """Running requests get an error; the engine process ends."""
+        if self._loading is not None:
+            await asyncio.gather(self._loading, return_exceptions=True)
+        await self._supervisor.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def status(self) -> BackendStatus:
+        """Ready when both the engine and the tokenizer are."""
+        status = self._supervisor.status()
+        if self._fault is not None:
+            return replace(status, is_ready=False, detail=self._fault, is_final=True)
+        if status.is_ready and self._encoder is None:
+            return replace(status, is_ready=False, detail="loading the tokenizer")
+        return status
+
+    def load(self) -> EngineLoad:
+        """As of the engine's last step; all zero while none serves."""
+        return self._supervisor.load or _NO_LOAD
+
+    async def prepare(self, request: GenerationRequest) -> PreparedPrompt:
+        """See `Backend.prepare`."""
+        card = self.card
+        encoder = self._text_side()
+        return await encoder.prepare(
+            request, card.max_model_len, card.vocab_size or len(encoder.table), self._threads
+        )
+
+    async def generate(
+        self,
+        request: GenerationRequest,
+        prepared: PreparedPrompt,
+        policy: PolicyAssignment,
+        *,
+        index: int,
+        max_tokens: int,
+        label: str,
+    ) -> AsyncIterator[Delta]:
+        """See `Backend.generate`. Raises BadRequest when the engine refuses, EngineLost when it dies
+        after the first delta or twice before it."""
+        encoder = self._encoder
+        if encoder is None:
+            raise NotReady("the tokenizer is not loaded yet")
+        seed = request.sampling.seed
+        sampling = replace(
+            request.sampling, max_tokens=max_tokens, seed=None if seed is None else _seed_of(seed, index)
+        )
+        has_shown = False
+        for attempt in range(2):
+            engine_request = EngineRequest(
+                request_id=f"r{next(self._ids)}",
+                prompt_token_ids=prepared.token_ids,
+                sampling=sampling,
+                policy=policy,
+                priority=request.priority,
+                cache_salt=request.tenant,
+                label=label,
+            )
+            answer = Answer(encoder.table, sampling, request.stop, len(prepared.token_ids))
+            try:
+                async for delta in self._run(engine_request, answer):
+                    has_shown = True
+                    yield delta
+                return
+            except (EngineLost, NotReady) as error:
+                if has_shown or attempt == 1 or not await self._supervisor.wait_ready(self._config.retry_wait_s):
+                    raise
+                logger.warning("running a request again that had no first token yet: %s", error.message)
+
+    def set_force(self, policy: str | None) -> None:
+        """See `Backend.set_force`."""
+        self._supervisor.set_force(policy)
+
+    def push_snapshot(self, state: dict[str, Any]) -> None:
+        """Fresh model state for the engine's planner."""
+        self._supervisor.push_snapshot(state)
+
+    def on_step(self, listener: Callable[[StepRecord], None]) -> None:
+        """See `Backend.on_step`."""
+        self._supervisor.on_step(listener)
+
+    def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
+        """See `Backend.tokenize`."""
+        return self._text_side().tokenize(text, add_special_tokens)
+
+    def detokenize(self, token_ids: list[int]) -> str:
+        """See `Backend.detokenize`; special tokens are shown."""
+        return self._text_side().table.decode(token_ids, skip_special_tokens=False)
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The engine process, for drills and diagnosis."""
+        return self._supervisor.pid
+
+    async def _run(self, request: EngineRequest, answer: Answer) -> AsyncIterator[Delta]:
+        """One attempt. Whatever way it is left, the engine works no longer for it."""
+        mailbox = self._supervisor.submit(request)
+        try:
+            while not answer.is_finished:
+                await self._read_mail(mailbox, request, answer)
+                if (delta := answer.take()) is not None:
+                    yield delta
+        finally:
+            self._supervisor.release(request.request_id)
+
+    async def _read_mail(self, mailbox: Mailbox, request: EngineRequest, answer: Answer) -> None:
+        for mail in await mailbox.get():
+            if isinstance(mail, wire.Refused):
+                raise BadRequest(mail.message, mail.param)
+            if isinstance(mail, Lost):
+                if not answer.needs_abort:
+                    raise EngineLost(f"the engine went away during the request ({mail.why})")
+                answer.close()
+                return
+            if not answer.needs_abort:
+                _check_output(mail)
+                answer.push(mail)
+                if answer.needs_abort:
+                    self._supervisor.abort(request.request_id)
+            else:
+                answer.push(mail)
+
+    async def _load_text_side(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._encoder = await loop.run_in_executor(
+                self._threads, PromptEncoder.load, self._config.engine.model, self._clock.wall
+            )
+        except ModelSourceError as error:
+            self._fault = str(error)
+
+    def _text_side(self) -> PromptEncoder:
+        if self._encoder is None or not self.status().is_ready:
+            raise NotReady(f"the model is not ready: {self.status().detail}")
+        return self._encoder
+
+    def _card_of(self, ready: wire.Ready) -> ModelCard:
+        return ModelCard(
+            model_id=self._config.model_id,
+            max_model_len=ready.max_model_len,
+            methods=ready.methods,
+            vocab_size=ready.vocab_size,
+            created_s=self._created_s,
+            details=ready.details,
+        )
+
+
+def _seed_of(seed: int, index: int) -> int:
+    """Answers of one request differ, repeatably; the sum stays within 64 signed bits."""
+    return (seed + index + 2**63) % 2**64 - 2**63
+
+
+def _check_output(output: SequenceOutput) -> None:
+    """The engine gave the request up: say so in the gateway's terms."""
+    if output.finish_reason is FinishReason.ERROR:
+        raise InternalError(f"the engine failed on this request: {output.error or 'no reason given'}")
+    if output.finish_reason is FinishReason.ABORT:
+        raise EngineLost("the engine dropped the request")

@@ -1,0 +1,100 @@
+"""Requests to token ids: template, tokenizer, and the check that it fits. Torch-free."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from engine.errors import ModelSourceError
+from engine.models.source import resolve
+from engine.models.tokenizer import load_tokenizer
+from engine.models.tokenizer_settings import load_tokenizer_settings
+from specgate.backends.embedded.chat_template import ChatTemplate, TemplateFailed
+from specgate.backends.embedded.detokenize import TokenBytes
+from specgate.errors import BadRequest, ContextTooLong
+from specgate.types import GenerationRequest, PreparedPrompt
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_INLINE_CHARS = 2_000  # texts up to here are encoded on the event loop: cheaper than a thread's hand-over
+
+
+class PromptEncoder:
+    """A model's text side: its chat template and tokenizer, shared by all requests."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self.table = TokenBytes(tokenizer)
+
+    @classmethod
+    def load(cls, source: str, wall: Callable[[], float]) -> PromptEncoder:
+        """Read the text side of a model source. Raises ModelSourceError."""
+        files = resolve(source)
+        settings = load_tokenizer_settings(files)
+        special = {"bos_token": settings.bos_token or "", "eos_token": settings.eos_token or ""}
+        try:
+            template = (
+                None if settings.chat_template is None else ChatTemplate(settings.chat_template, special, wall)
+            )
+        except TemplateFailed as error:
+            raise ModelSourceError(f"{files.folder}: {error}") from error
+        return cls(load_tokenizer(files), template)
+
+    async def prepare(
+        self, request: GenerationRequest, max_model_len: int, vocab_size: int, executor: Executor
+    ) -> PreparedPrompt:
+        """The prompt as text and ids. Raises BadRequest naming the field at fault."""
+        param = "messages" if request.messages is not None else "prompt"
+        if request.messages is not None:
+            text = self._render(request)
+            ids = await self._encode(text, executor, add_special_tokens=False)
+        elif isinstance(request.prompt, str):
+            text = request.prompt
+            ids = await self._encode(text, executor, add_special_tokens=True)
+        else:
+            ids = tuple(request.prompt or ())
+            _check_ids(ids, vocab_size)
+            text = self.table.decode(ids, skip_special_tokens=False)
+        if not ids:
+            raise BadRequest(f"{param} must hold at least one token", param)
+        if len(ids) >= max_model_len:
+            raise ContextTooLong(
+                f"{param} has {len(ids)} tokens; this model's context is {max_model_len} tokens, of which at"
+                " least one is needed for the answer",
+                param,
+            )
+        return PreparedPrompt(ids, text)
+
+    def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Encode on the calling thread."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def _render(self, request: GenerationRequest) -> str:
+        if self._template is None:
+            raise BadRequest("this model has no chat template; use /v1/completions", "messages")
+        try:
+            return self._template.render(request.messages or (), request.tools, request.chat_template_kwargs)
+        except TemplateFailed as error:
+            raise BadRequest(str(error), error.param) from error
+
+    async def _encode(self, text: str, executor: Executor, *, add_special_tokens: bool) -> tuple[int, ...]:
+        def encode() -> tuple[int, ...]:
+            # encode_batch lets go of the interpreter lock, encode does not.
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+            return tuple(encoding.ids)
+
+        if len(text) <= _INLINE_CHARS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(executor, encode)
+
+
+def _check_ids(ids: tuple[int, ...], vocab_size: int) -> None:
+    for place, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            raise BadRequest(
+                f"prompt[{place}] is {token_id}; token ids of this model are 0 to {vocab_size - 1}", "prompt"
+            )
