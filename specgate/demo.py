@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
@@ -109,6 +110,12 @@ async def _run(config: Path | None, console: Console, clock: Clock) -> list[Row]
     started = clock.monotonic()
     rows: list[Row] = []
     with console.status("starting a server") as status:
+
+        def say(message: str) -> None:
+            status.update(message)
+            if not console.is_terminal:  # where a spinner cannot be seen
+                print(message, file=sys.stderr)
+
         async with (
             Server.start(config, on_progress=status.update) as server,
             httpx.AsyncClient(base_url=server.url, timeout=120) as client,
@@ -116,7 +123,7 @@ async def _run(config: Path | None, console: Console, clock: Clock) -> list[Row]
             ready_s = clock.monotonic() - started
             demo = _Demo(client, clock, await _model_id(client))
             for index, prompt in enumerate(prompts):
-                status.update(f"prompt {index + 1} of {len(prompts)}: {prompt.kind}")
+                say(f"prompt {index + 1} of {len(prompts)}: {prompt.kind}")
                 rows += await demo.rows(prompt)
     _print(console, rows, ready_s, clock.monotonic() - started)
     return rows
