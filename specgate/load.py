@@ -20,7 +20,6 @@ class LoadMeter:
         self._clock = clock
         self._window_s = window_s
         self._min_samples = min_samples
-        self._started_s = clock.monotonic()
         self._arrivals: deque[float] = deque(maxlen=_MAX_SAMPLES)
         self._waits: deque[tuple[float, float]] = deque(maxlen=_MAX_SAMPLES)  # (when, queue wait in s)
 

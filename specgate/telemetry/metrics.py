@@ -1,0 +1,240 @@
+"""Every series the server exports, in one place. Ratios are left to PromQL.
+
+Counters are fed from step records and request outcomes; gauges are read when scraped. All series
+are registered from the start, so that their HELP and TYPE lines are there before their first
+sample. Labels hold configured names and closed vocabularies only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from engine.types import BASELINE, StepRecord
+from specgate.types import RequestOutcome
+
+_SHORT_S = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
+_LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 600.0)
+_TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
+_MAX_POSITION = 15  # deeper positions share the last label
+_NONE = "none"  # label of what was not decided
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReadings:
+    """What is read when scraped. Absent parts of the memory are not exported."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_blocks: Mapping[str, int] = field(default_factory=dict)  # free, cached, used
+    num_engine_restarts: int = 0
+    utilization: float | None = None
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)  # by part
+
+
+class _LiveCollector(Collector):
+    def __init__(self, read: Callable[[], LiveReadings]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._read()
+        yield GaugeMetricFamily(
+            "specgate_running_requests", "Requests admitted and not finished", value=now.num_running
+        )
+        yield GaugeMetricFamily(
+            "specgate_waiting_requests", "Requests waiting: for admission or in the engine", value=now.num_waiting
+        )
+        blocks = GaugeMetricFamily(
+            "specgate_kv_blocks", "Target KV blocks by state: free, cached, used", labels=["state"]
+        )
+        for state, number in now.kv_blocks.items():
+            blocks.add_metric([state], number)
+        yield blocks
+        yield CounterMetricFamily(
+            "specgate_engine_restarts", "Engine processes started again", value=now.num_engine_restarts
+        )
+        utilization = GaugeMetricFamily(
+            "specgate_accelerator_utilization_ratio",
+            "Device utilisation; without a GPU, the share of the CPUs that this server uses",
+        )
+        if now.utilization is not None:
+            utilization.add_metric([], now.utilization)
+        yield utilization
+        memory = GaugeMetricFamily(
+            "specgate_accelerator_memory_bytes",
+            "Device memory by part; without a GPU, `other` is the resident memory of this server's processes",
+            labels=["part"],
+        )
+        for part, number in now.memory_bytes.items():
+            memory.add_metric([part], number)
+        yield memory
+
+
+class Metrics:
+    """The series, and how outcomes and step records feed them."""
+
+    def __init__(self, registry: CollectorRegistry, read_live: Callable[[], LiveReadings]) -> None:
+        self.registry = registry
+        registry.register(_LiveCollector(read_live))
+        self._register_requests()
+        self._register_speculation()
+        self._register_engine()
+        self._register_models()
+
+    def _counter(self, name: str, doc: str, *labels: str) -> Counter:
+        return Counter(f"specgate_{name}", doc, labels, registry=self.registry)
+
+    def _histogram(self, name: str, doc: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(f"specgate_{name}", doc, labels, buckets=buckets, registry=self.registry)
+
+    def _gauge(self, name: str, doc: str, *labels: str) -> Gauge:
+        return Gauge(f"specgate_{name}", doc, labels, registry=self.registry)
+
+    def _register_requests(self) -> None:
+        by_task = ("policy", "task")
+        self.requests = self._counter(
+            "requests_total", "Requests by how they ended", "model", "endpoint", "outcome", *by_task
+        )
+        self.duration = self._histogram("request_duration_seconds", "Arrival to last token", _LONG_S, *by_task)
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds", "Arrival to the first token handed to the writer", _LONG_S, *by_task
+        )
+        self.itl = self._histogram(
+            "inter_token_latency_seconds", "Between successive emissions to one stream", _SHORT_S, *by_task
+        )
+        self.tpot = self._histogram(
+            "time_per_output_token_seconds", "(E2E - TTFT) / (output tokens - 1)", _SHORT_S, *by_task
+        )
+        self.queue_wait = self._histogram(
+            "queue_wait_seconds", "Before the first scheduled step, by stage: admission, engine", _LONG_S, "stage"
+        )
+        self.prompt_tokens = self._counter("prompt_tokens_total", "Prompt tokens of admitted requests")
+        self.output_tokens = self._counter("output_tokens_total", "Tokens emitted")
+        self.cached_tokens = self._counter("cached_prompt_tokens_total", "Prompt tokens found in the prefix cache")
+        self.request_prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt tokens per request", _TOKENS, "task"
+        )
+        self.request_output_tokens = self._histogram(
+            "request_output_tokens", "Output tokens per request", _TOKENS, "task"
+        )
+        self.rejected = self._counter("rejected_requests_total", "Requests refused before they ran", "reason")
+
+    def _register_speculation(self) -> None:
+        by_task = ("policy", "task")
+        self.decisions = self._counter("decisions_total", "Decisions taken", "policy", "reason", "task", "arm")
+        self.drafts = self._counter("drafts_total", "Non-empty drafts verified", *by_task)
+        self.draft_tokens = self._counter("draft_tokens_total", "Draft tokens verified", *by_task)
+        self.accepted_tokens = self._counter("accepted_tokens_total", "Draft tokens accepted", *by_task)
+        self.accepted_per_position = self._counter(
+            "accepted_tokens_per_position_total", "Draft tokens accepted, by depth from 0", *by_task, "position"
+        )
+        self.rejections = self._counter(
+            "rejections_total", "Drafts refused, by depth of the refused token from 0", *by_task, "position"
+        )
+        self.target_steps = self._counter(
+            "target_steps_total", "Target forwards that emitted tokens, summed over requests"
+        )
+        self.target_steps_saved = self._counter(
+            "target_steps_saved_total", "Target forwards plain decoding would have needed in addition"
+        )
+        self.guard_state = self._gauge(
+            "guard_state", "0 allowed, 1 probing, 2 shut", "guard", "policy", "task"
+        )
+        self.guard_trips = self._counter("guard_trips_total", "Guards that shut", "guard", "reason")
+        self.drafter_errors = self._counter("drafter_errors_total", "Drafters that failed in a step", "policy", "kind")
+        self.consistency_checks = self._counter(
+            "consistency_checks_total", "Greedy answers decoded again plainly", "result"
+        )
+
+    def _register_engine(self) -> None:
+        self.step_seconds = self._histogram("step_seconds", "One engine step", _SHORT_S, "kind")
+        self.draft_seconds = self._counter("draft_seconds_total", "Time spent drafting", "policy")
+        self.verify_seconds = self._counter("verify_seconds_total", "Time spent verifying and sampling")
+        self.device_seconds = self._counter(
+            "device_seconds_total", "Step time by policy and part: draft, forward (by tokens), verify (by tokens)",
+            "policy", "part",
+        )  # fmt: skip
+        self.preemptions = self._counter("preemptions_total", "Sequences pushed back for want of KV blocks")
+
+    def _register_models(self) -> None:
+        self.prediction_error = self._histogram(
+            "prediction_error_seconds", "Absolute error of predictions", _SHORT_S, "model"
+        )
+        self.coefficient = self._gauge("latency_model_coefficient", "Fitted coefficients, in their units", "name")
+        self.canary_stage = self._gauge("canary_stage", "Stage a rollout is in", "name")
+        self.canary_share = self._gauge("canary_share_ratio", "Share of traffic a rollout gets", "name")
+
+    # --- feeding ---------------------------------------------------------------------------
+
+    def refused(self, model: str, endpoint: str, reason: str) -> None:
+        """A request that never came to a decision."""
+        self.rejected.labels(reason).inc()
+        self.requests.labels(model, endpoint, "refused", _NONE, _NONE).inc()
+
+    def finished(self, outcome: RequestOutcome, admission_wait_s: float) -> None:
+        """A request that was decided, however it ended."""
+        decision, timings = outcome.decision, outcome.timings
+        labels = (decision.policy, decision.task.label)
+        self.requests.labels(outcome.request.model, outcome.request.endpoint, outcome.outcome, *labels).inc()
+        self.decisions.labels(decision.policy, decision.reason, decision.task.label, decision.arm or "").inc()
+        self.queue_wait.labels("admission").observe(admission_wait_s)
+        if outcome.stats:
+            self.queue_wait.labels("engine").observe(max(0.0, timings.queue_wait_s - admission_wait_s))
+        self.prompt_tokens.inc(outcome.num_prompt_tokens)
+        self.output_tokens.inc(outcome.num_output_tokens)
+        self.request_prompt_tokens.labels(labels[1]).observe(outcome.num_prompt_tokens)
+        if timings.ttft_s is not None:
+            self.ttft.labels(*labels).observe(timings.ttft_s)
+        itl = self.itl.labels(*labels)
+        for gap_s, _ in outcome.inter_token_s:
+            itl.observe(gap_s)
+        if outcome.outcome == "ok":
+            self.duration.labels(*labels).observe(timings.e2e_s)
+            self.request_output_tokens.labels(labels[1]).observe(outcome.num_output_tokens)
+            if timings.tpot_s is not None:
+                self.tpot.labels(*labels).observe(timings.tpot_s)
+        self._count_drafts(outcome, labels)
+
+    def _count_drafts(self, outcome: RequestOutcome, labels: tuple[str, str]) -> None:
+        for stats in outcome.stats:
+            self.cached_tokens.inc(stats.num_cached_tokens)
+            self.target_steps.inc(stats.num_target_steps)
+            self.target_steps_saved.inc(max(0, stats.num_output_tokens - stats.num_target_steps))
+            if not stats.num_drafts:
+                continue
+            self.drafts.labels(*labels).inc(stats.num_drafts)
+            self.draft_tokens.labels(*labels).inc(stats.num_draft_tokens)
+            self.accepted_tokens.labels(*labels).inc(stats.num_accepted_tokens)
+            pairs = zip(stats.accepted_per_position, stats.drafted_per_position, strict=True)
+            for depth, (accepted, reached) in enumerate(pairs):
+                position = str(min(depth, _MAX_POSITION))
+                self.accepted_per_position.labels(*labels, position).inc(accepted)
+                self.rejections.labels(*labels, position).inc(reached - accepted)
+
+    def stepped(self, record: StepRecord) -> None:
+        """One engine step."""
+        self.step_seconds.labels(record.kind).observe(record.seconds)
+        self.verify_seconds.inc(record.verify_s)
+        self.preemptions.inc(record.num_preemptions)
+        drafted = 0
+        for work in record.drafts:
+            self.draft_seconds.labels(work.method).inc(work.seconds)
+            self.device_seconds.labels(work.method, "draft").inc(work.seconds)
+            tokens = work.num_sequences + work.num_draft_tokens  # each sequence's own token comes with its draft
+            self._share(record, work.method, tokens)
+            drafted += tokens
+        self._share(record, BASELINE, max(0, record.num_tokens - drafted))
+        for error in record.drafter_errors:
+            self.drafter_errors.labels(error.method, error.kind).inc()
+
+    def _share(self, record: StepRecord, policy: str, num_tokens: int) -> None:
+        """A policy's share of the step's forward and verify time, by tokens."""
+        if num_tokens and record.num_tokens:
+            share = min(1.0, num_tokens / record.num_tokens)
+            self.device_seconds.labels(policy, "forward").inc(share * record.forward_s)
+            self.device_seconds.labels(policy, "verify").inc(share * record.verify_s)
