@@ -145,17 +145,16 @@ class Scheduler:
         if not self.waiting:
             return
         in_flight = {name for seq in self.running for name in _uncommitted_names(seq)}
-        index = 0
-        while num_tokens > 0 and index < len(self.waiting) and len(self.running) < self.max_running:
-            seq = self.waiting[index]
+        for seq in self.waiting[: self.max_running]:
+            if num_tokens == 0 or len(self.running) == self.max_running:
+                break
             prefix, next_name = self._find_prefix(seq)
             if next_name in in_flight:
-                index += 1  # a running sequence is computing the same block: wait and share it
-                continue
+                continue  # a running sequence is computing the same block: wait and share it
             num_spare = len(self.running)  # room to grow, so that admissions do not end in preemptions
             if not self.blocks.acquire(seq.block_table, prefix, len(seq.token_ids), num_spare):
                 break
-            del self.waiting[index]
+            self.waiting.remove(seq)
             insort(self.running, seq, key=_order)
             seq.num_computed = len(prefix) * self.blocks.block_size
             seq.num_committed_blocks = len(prefix)
