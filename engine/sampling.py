@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from engine.errors import InvalidLogits
-from engine.spec.randomness import RandomKey, gumbel_rows
+from engine.spec.randomness import RandomKey, gumbel_of, gumbel_rows
 from engine.types import AcceptRule, SamplingParams, TokenLogprob
 
 _FIRST_NUCLEUS_WINDOW = 8.0
@@ -128,11 +128,6 @@ def _penalise(scores: torch.Tensor, row: LogitsRow) -> None:
         scores[ids] -= torch.from_numpy(loss).to(scores)
 
 
-def scaled(scores: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Scores under a temperature, the best at 0 (so that no temperature overflows): [vocab]."""
-    return (scores - scores.max()).div_(temperature)
-
-
 def filtered(scores: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """What min_p, top_k and top_p leave of scaled scores [vocab]: (token ids, scores), best first.
 
@@ -173,16 +168,24 @@ def _nucleus_floor(scores: torch.Tensor, top_p: float, total: torch.Tensor) -> f
 
 def probabilities(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> torch.Tensor:
     """The target's distribution at each row, after all processors: [num_rows, vocab] float32."""
-    result = torch.zeros((len(rows), logits.shape[-1]), device=logits.device)
-    for out, row in zip(result, rows, strict=True):
-        params = row.state.params
-        scores = scaled(_checked(adjusted_logits(logits, row)), params.temperature)
-        if has_filters(params):
-            token_ids, left = filtered(scores, params)
-            out[token_ids] = left.softmax(0)
+    scores = _scaled_rows(logits, rows)
+    for row, out in zip(rows, scores, strict=True):
+        if has_filters(row.state.params):
+            token_ids, left = filtered(out, row.state.params)
+            out.zero_()[token_ids] = left.softmax(0)
         else:
-            torch.softmax(scores, 0, out=out)
-    return result
+            torch.softmax(out, 0, out=out)
+    return scores
+
+
+def _scaled_rows(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> torch.Tensor:
+    """Adjusted scores over the temperature, the best of each row at 0 (so that no temperature
+    overflows): [num_rows, vocab], a copy."""
+    scores = torch.stack([adjusted_logits(logits, row) for row in rows])
+    best = scores.amax(dim=1, keepdim=True)
+    _raise_unless_finite(best[:, 0])
+    temperatures = torch.tensor([row.state.params.temperature for row in rows], device=scores.device)
+    return scores.sub_(best).div_(temperatures[:, None])
 
 
 # --- choices ----------------------------------------------------------------------------------
@@ -206,40 +209,38 @@ def choose(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> list[int]:
     It is a function of the row, the seed and the position alone, hence the same with and without
     drafts. Raises `InvalidLogits` for rows that hold NaN or leave no token.
     """
+    greedy = [i for i, row in enumerate(rows) if row.state.params.is_greedy]
+    sampled = [i for i, row in enumerate(rows) if not row.state.params.is_greedy]
     tokens = [0] * len(rows)
-    dense: list[int] = []
-    for i, row in enumerate(rows):
-        params = row.state.params
-        if params.is_greedy:
-            tokens[i] = argmax_rows(adjusted_logits(logits, row)[None])[0]
-        elif has_filters(params):
-            scores = scaled(_checked(adjusted_logits(logits, row)), params.temperature)
-            token_ids, left = filtered(scores, params)
-            noise = row.state.key.gumbel_of(row.position, token_ids)
-            tokens[i] = int(token_ids[(left + noise).argmax()])
-        else:
-            dense.append(i)
-    if dense:
-        picked = [rows[i] for i in dense]
-        for i, token in zip(dense, _choose_dense(logits, picked), strict=True):
+    if greedy:
+        best = argmax_rows(torch.stack([adjusted_logits(logits, rows[i]) for i in greedy]))
+        for i, token in zip(greedy, best, strict=True):
+            tokens[i] = token
+    if sampled:
+        drawn = _sample(_scaled_rows(logits, [rows[i] for i in sampled]), [rows[i] for i in sampled])
+        for i, token in zip(sampled, drawn, strict=True):
             tokens[i] = token
     return tokens
 
 
-def _choose_dense(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> list[int]:
-    """Gumbel-max over the whole vocabulary, all rows at once."""
-    scores = torch.stack([adjusted_logits(logits, row) for row in rows])
-    best = scores.amax(dim=1, keepdim=True)
-    _raise_unless_finite(best[:, 0])
-    temperatures = torch.tensor([row.state.params.temperature for row in rows], device=scores.device)
-    scores.sub_(best).div_(temperatures[:, None])
-    keys, positions = [row.state.key for row in rows], [row.position for row in rows]
-    return argmax_rows(scores.add_(gumbel_rows(keys, positions, scores.shape[1], scores.device)))
-
-
-def _checked(scores: torch.Tensor) -> torch.Tensor:
-    _raise_unless_finite(scores.max()[None])
-    return scores
+def _sample(scores: torch.Tensor, rows: Sequence[LogitsRow]) -> list[int]:
+    """Gumbel-max over scaled scores, [num_rows, vocab]: over what the filters leave, where any."""
+    whole = [i for i, row in enumerate(rows) if not has_filters(row.state.params)]
+    parts = [i for i, row in enumerate(rows) if has_filters(row.state.params)]
+    tokens = [0] * len(rows)
+    if whole:
+        keys, positions = [rows[i].state.key for i in whole], [rows[i].position for i in whole]
+        noise = gumbel_rows(keys, positions, scores.shape[1], scores.device)
+        noise += scores if len(whole) == len(rows) else scores[torch.tensor(whole, device=scores.device)]
+        for i, token in zip(whole, argmax_rows(noise), strict=True):
+            tokens[i] = token
+    if parts:
+        left = [filtered(scores[i], rows[i].state.params) for i in parts]
+        keys, positions = [rows[i].state.key for i in parts], [rows[i].position for i in parts]
+        noises = gumbel_of(keys, positions, [token_ids for token_ids, _ in left])
+        for i, (token_ids, part), noise in zip(parts, left, noises, strict=True):
+            tokens[i] = int(token_ids[(part + noise).argmax()])
+    return tokens
 
 
 def _raise_unless_finite(best: torch.Tensor) -> None:

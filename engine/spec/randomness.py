@@ -26,6 +26,9 @@ _ROUNDS = 10
 _GUMBEL_STREAM = 0
 _UNIFORM_STREAM = 1
 
+_PIECE = 4096
+"""Blocks computed at a time on the CPU, so that the work arrays stay in cache."""
+
 Words = tuple[int, int, int, int]
 
 
@@ -59,9 +62,7 @@ class RandomKey:
 
     def gumbel_of(self, position: int, token_ids: torch.Tensor) -> torch.Tensor:
         """`gumbel(position, ...)[token_ids]` without computing the rest: [num] float32."""
-        blocks = token_ids // 4
-        words = _words(blocks[None, :], [self], [position], _GUMBEL_STREAM)[0]
-        return _to_gumbel(words.gather(1, (token_ids % 4)[:, None])[:, 0])
+        return gumbel_of([self], [position], [token_ids])[0]
 
     def uniform(self, position: int, num: int, device: torch.device | str = "cpu") -> torch.Tensor:
         """`num` numbers in [0, 1) for acceptance tests at `position`: [num] float64, 53 bits each."""
@@ -92,75 +93,94 @@ def gumbel_rows(
     device: torch.device | str = "cpu",
 ) -> torch.Tensor:
     """Row i is `keys[i].gumbel(positions[i], vocab_size)`: [num_rows, vocab_size] float32."""
-    blocks = torch.arange((vocab_size + 3) // 4, device=device)[None, :]
-    words = _words(blocks, keys, positions, _GUMBEL_STREAM)
+    num_blocks = (vocab_size + 3) // 4
+    rows = _counter_rows(keys, positions)
+    if torch.device(device).type == "cpu":
+        words = torch.from_numpy(_words_by_row(num_blocks, rows))
+    else:
+        columns = torch.from_numpy(rows.astype(np.int64)).to(device)[:, :, None]  # [5, num_rows, 1]
+        blocks = torch.arange(num_blocks, device=device)[None, :]
+        words = torch.stack(_philox_torch(blocks, columns), dim=-1).float()
     return _to_gumbel(words.flatten(1)[:, :vocab_size])
+
+
+def gumbel_of(
+    keys: Sequence[RandomKey], positions: Sequence[int], token_ids: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """`keys[i].gumbel(positions[i], ...)[token_ids[i]]` for every i, all in one go."""
+    lengths = [len(ids) for ids in token_ids]
+    device = token_ids[0].device
+    ids = torch.cat(list(token_ids)).cpu().numpy()
+    rows = np.repeat(_counter_rows(keys, positions), lengths, axis=1)  # [5, num]
+    words = np.stack(_philox_numpy(ids // 4, rows), axis=-1)[np.arange(len(ids)), ids % 4]
+    noise = _to_gumbel(torch.from_numpy(words.astype(np.float32)))
+    return list(torch.split(noise.to(device), lengths))
 
 
 def _key_words(key: RandomKey) -> tuple[int, int]:
     return key.seed & _WORD, (key.seed >> 32) & _WORD
 
 
-def _words(
-    blocks: torch.Tensor, keys: Sequence[RandomKey], positions: Sequence[int], stream: int
-) -> torch.Tensor:
-    """Words of the given blocks, [num_rows, num_blocks, 4] float32, rounded from 32 bits.
+def _counter_rows(keys: Sequence[RandomKey], positions: Sequence[int]) -> np.ndarray:
+    """Position, salt, stream, key low, key high of every row: [5, num_rows] uint64."""
+    rows = [
+        (position, key.salt, _GUMBEL_STREAM, *_key_words(key))
+        for key, position in zip(keys, positions, strict=True)
+    ]
+    return np.array(rows, dtype=np.uint64).reshape(-1, 5).T
 
-    `blocks` is [1, num_blocks] int64. Float32 suffices: what matters is the relative precision of
-    small words, and those are exact.
+
+def _words_by_row(num_blocks: int, rows: np.ndarray) -> np.ndarray:
+    """The first words of every row, [num_rows, num_blocks, 4] float32, in pieces that stay in cache.
+
+    Float32 suffices: small words decide, and their relative precision is kept.
     """
-    if blocks.device.type == "cpu":
-        result = np.empty((len(keys), blocks.shape[1], 4), dtype=np.float32)
-        for row, (key, position) in enumerate(zip(keys, positions, strict=True)):
-            _philox_numpy(blocks[0].numpy(), (position, key.salt, stream), _key_words(key), result[row])
-        return torch.from_numpy(result)
-    return torch.stack(_philox_torch(blocks, keys, positions, stream), dim=-1).float()
+    result = np.empty((rows.shape[1], num_blocks, 4), dtype=np.float32)
+    num_rows = max(1, _PIECE // num_blocks)
+    for first_row in range(0, rows.shape[1], num_rows):
+        some = rows[:, first_row : first_row + num_rows, None]
+        for first in range(0, num_blocks, _PIECE):
+            blocks = np.arange(first, min(first + _PIECE, num_blocks))[None, :]
+            piece = result[first_row : first_row + num_rows, first : first + _PIECE]
+            for lane, words in enumerate(_philox_numpy(blocks, some)):
+                piece[:, :, lane] = words
+    return result
 
 
-def _philox_numpy(
-    blocks: np.ndarray, upper_counter: tuple[int, int, int], key: tuple[int, int], out: np.ndarray
-) -> None:
-    """Philox over `blocks` [num_blocks] into `out` [num_blocks, 4], in pieces that stay in cache."""
-    piece = 4096
-    for start in range(0, len(blocks), piece):
-        c0 = blocks[start : start + piece].astype(np.uint64)
-        c1, c2, c3 = (np.full_like(c0, word) for word in upper_counter)
-        k0, k1 = key
-        for _ in range(_ROUNDS):
-            p0 = c0 * np.uint64(_MULTIPLIER_0)
-            p1 = c2 * np.uint64(_MULTIPLIER_1)
-            c0 = np.right_shift(p1, np.uint64(32), out=c0)
-            c0 ^= c1
-            c0 ^= np.uint64(k0)
-            c2 = np.right_shift(p0, np.uint64(32), out=c2)
-            c2 ^= c3
-            c2 ^= np.uint64(k1)
-            c1 = np.bitwise_and(p1, np.uint64(_WORD), out=p1)
-            c3 = np.bitwise_and(p0, np.uint64(_WORD), out=p0)
-            k0, k1 = (k0 + _WEYL_0) & _WORD, (k1 + _WEYL_1) & _WORD
-        rows = out[start : start + piece]
-        rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = c0, c1, c2, c3
+def _philox_numpy(blocks: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Philox over blocks that broadcast with each of `rows` (see `_counter_rows`): four uint64 arrays."""
+    shape = np.broadcast_shapes(blocks.shape, rows.shape[1:])
+    c0 = np.empty(shape, dtype=np.uint64)
+    c0[...] = blocks
+    c1, c2, c3, k0, k1 = rows
+    c2 = np.broadcast_to(c2, shape).copy()
+    for _ in range(_ROUNDS):
+        p0 = c0 * np.uint64(_MULTIPLIER_0)
+        p1 = c2 * np.uint64(_MULTIPLIER_1)
+        np.right_shift(p1, np.uint64(32), out=c0)
+        c0 ^= c1
+        c0 ^= k0
+        np.right_shift(p0, np.uint64(32), out=c2)
+        c2 ^= c3
+        c2 ^= k1
+        c1 = np.bitwise_and(p1, np.uint64(_WORD), out=p1)
+        c3 = np.bitwise_and(p0, np.uint64(_WORD), out=p0)
+        k0 = (k0 + np.uint64(_WEYL_0)) & np.uint64(_WORD)
+        k1 = (k1 + np.uint64(_WEYL_1)) & np.uint64(_WORD)
+    return c0, c1, c2, c3
 
 
-def _philox_torch(
-    blocks: torch.Tensor, keys: Sequence[RandomKey], positions: Sequence[int], stream: int
-) -> tuple[torch.Tensor, ...]:
-    """Philox in int64: products wrap, but their 64 bits are right, and masks restore the words."""
-
-    def column(values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, device=blocks.device)[:, None]
-
-    c0 = blocks.expand(len(keys), -1)
-    c1, c2 = column(positions), column([key.salt for key in keys])
-    c3 = torch.full_like(c1, stream)
-    k0 = column([_key_words(key)[0] for key in keys])
-    k1 = column([_key_words(key)[1] for key in keys])
+def _philox_torch(blocks: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As `_philox_numpy` in int64: products wrap, but their 64 bits are right, and masks restore
+    the words."""
+    c1, c2, c3, k0, k1 = rows
+    c0, c2 = blocks + torch.zeros_like(c2), c2 + torch.zeros_like(blocks)  # both of full shape
     for _ in range(_ROUNDS):
         p0, p1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
         c0, c1 = ((p1 >> 32) & _WORD) ^ c1 ^ k0, p1 & _WORD
         c2, c3 = ((p0 >> 32) & _WORD) ^ c3 ^ k1, p0 & _WORD
         k0, k1 = (k0 + _WEYL_0) & _WORD, (k1 + _WEYL_1) & _WORD
-    return c0, c1.expand_as(c0), c2, c3.expand_as(c0)
+    return c0, c1, c2, c3
 
 
 def _to_gumbel(words: torch.Tensor) -> torch.Tensor:
