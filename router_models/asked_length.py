@@ -20,7 +20,9 @@ _TOKENS_PER = {
 }
 """Typical tokens per unit; the length model learns how far answers keep to them."""
 
+_ONE_TO_TEN = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _NUMBERS = {
+    **{w: i + 1 for i, w in enumerate(_ONE_TO_TEN)},
     **{
         w: i + 1
         for i, w in enumerate(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"])

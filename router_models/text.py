@@ -1,0 +1,154 @@
+"""Text to hashed n-grams, vectorised and bounded: only the ends of a text are tokenised.
+
+A token is a run of letters, a run of digits (all numbers of a length are one token), or one CJK
+character. So "翻译成" is a trigram and "sum it up" is too. Hashes are 64-bit polynomials over code
+points, computed for all tokens at once from prefix sums; the n-gram behind a hash is recovered
+from its place in the text when a person asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+EDGE_CHARS = 400
+"""So many characters from each end of a text are read."""
+MAX_NGRAM = 4
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+U64 = NDArray[np.uint64]
+Index = NDArray[np.intp]
+_SPACE, _LETTER, _DIGIT, _CJK, _MARK = range(5)
+_BASE = 0x9E3779B97F4A7C15  # odd, hence invertible modulo 2**64
+_MIX = np.uint64(0xD6E8FEB86659FD93)
+_STEP = np.uint64(0xA0761D6478BD642F)
+_NUMBER = np.uint64(0xE7037ED1A0B428DB)
+
+
+def _frozen(array: NDArray[Scalar]) -> NDArray[Scalar]:
+    array.setflags(write=False)
+    return array
+
+
+def _classes() -> NDArray[np.uint8]:
+    table = np.full(0x10000, _MARK, dtype=np.uint8)
+    table[:0x21] = _SPACE
+    table[[0x85, 0xA0, 0x3000, 0xFEFF]] = _SPACE
+    table[0x2000:0x2010] = _SPACE
+    for low, high in ((0x61, 0x7B), (0x41, 0x5B), (0xC0, 0x2000), (0x2C00, 0x2E00), (0xA640, 0xABC0)):
+        table[low:high] = _LETTER
+    table[ord("_")] = _LETTER
+    table[[0xD7, 0xF7]] = _MARK
+    table[0x30:0x3A] = _DIGIT
+    for low, high in (
+        (0x3041, 0x3100),
+        (0x3400, 0x4DC0),
+        (0x4E00, 0xA000),
+        (0xAC00, 0xD7A4),
+        (0xF900, 0xFB00),
+    ):
+        table[low:high] = _CJK
+    return table
+
+
+def _powers(base: int, count: int) -> U64:
+    powers = [1]
+    for _ in range(count - 1):
+        powers.append(powers[-1] * base % 2**64)
+    return np.array(powers, dtype=np.uint64)
+
+
+_MAX_CHARS = 2 * EDGE_CHARS + 1
+_CLASS = _frozen(_classes())
+_POWER = _frozen(_powers(_BASE, _MAX_CHARS + 1))
+_INVERSE = _frozen(_powers(pow(_BASE, -1, 2**64), _MAX_CHARS + 1))
+
+
+def edges(text: str) -> str:
+    """The ends of `text`, lower case: all of it where it is short. At most 801 characters."""
+    if len(text) > 2 * EDGE_CHARS:
+        text = text[:EDGE_CHARS] + "\n" + text[-EDGE_CHARS:]
+    return text.lower()[:_MAX_CHARS]
+
+
+def code_points(text: str) -> NDArray[np.uint32]:
+    """UTF-32 code points, whatever the text holds (lone surrogates too)."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+
+
+def char_classes(points: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """Class of every code point; those beyond the basic plane count as CJK (ideographs) or marks."""
+    found: NDArray[np.uint8] = np.take(_CLASS, np.minimum(points, 0xFFFF)).astype(np.uint8, copy=False)
+    if len(points) and points.max() > 0xFFFF:
+        wide = points > 0xFFFF
+        found[wide] = np.where(points[wide] >= 0x20000, _CJK, _MARK)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of one text of at most 801 characters (see `edges`)."""
+
+    text: str
+    starts: Index
+    ends: Index
+    hashes: U64
+
+    def ngrams(self, n: int) -> U64:
+        """Hashes of all runs of n tokens. [max(0, tokens - n + 1)]"""
+        count = len(self.hashes) - n + 1
+        if count <= 0:
+            return np.empty(0, dtype=np.uint64)
+        found = self.hashes[:count]
+        for k in range(1, n):
+            found = (found * _STEP) ^ self.hashes[k : k + count]
+        return mix(found + np.uint64(n))
+
+    def name(self, position: int, n: int) -> str:
+        """The text of the n-gram that begins with token `position`."""
+        return self.text[self.starts[position] : self.ends[position + n - 1]]
+
+
+def mix(hashes: U64) -> U64:
+    """Spread entropy over all 64 bits."""
+    found = hashes * _MIX
+    found ^= found >> np.uint64(32)
+    mixed: U64 = found * _MIX
+    return mixed
+
+
+def tokenize(text: str) -> Tokens:
+    """Tokens of a text as `edges` returns it."""
+    points = code_points(text)
+    kind = char_classes(points)
+    before = np.empty_like(kind)
+    before[:1] = _SPACE
+    before[1:] = kind[:-1]
+    is_word = (kind == _LETTER) | (kind == _DIGIT)
+    starts = np.flatnonzero((is_word & (kind != before)) | (kind == _CJK))
+    is_end = np.ones(len(kind), dtype=bool)
+    is_end[:-1] = (kind[:-1] != kind[1:]) | (kind[:-1] == _CJK)
+    ends = np.flatnonzero(is_end & (is_word | (kind == _CJK))) + 1
+    sums = np.zeros(len(points) + 1, dtype=np.uint64)
+    np.cumsum(points * _POWER[: len(points)], out=sums[1:])
+    hashes = mix((sums[ends] - sums[starts]) * _INVERSE[starts])
+    numbers = kind[starts] == _DIGIT
+    if numbers.any():
+        digits = np.minimum(ends[numbers] - starts[numbers], 4).astype(np.uint64)
+        hashes[numbers] = mix(_NUMBER + digits)
+    return Tokens(text, starts, ends, hashes)
+
+
+def char_ngrams(text: str, n: int) -> U64:
+    """Hashes of all runs of n characters."""
+    points = code_points(text).astype(np.uint64)
+    count = len(points) - n + 1
+    if count <= 0:
+        return np.empty(0, dtype=np.uint64)
+    found = points[:count]
+    for k in range(1, n):
+        found = found * _STEP + points[k : k + count]
+    return mix(found)
