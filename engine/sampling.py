@@ -138,7 +138,7 @@ def filtered(scores: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor
     floor = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
     if 0 < params.top_k < vocab_size:
         floor = max(floor, scores.topk(params.top_k).values[-1].item())
-    elif params.min_p <= 0.0:
+    elif params.min_p <= 0.0 and params.top_p < 1.0:
         total = scores.double().exp().sum()
         floor = _nucleus_floor(scores, params.top_p, total)
     token_ids = (scores >= floor).nonzero()[:, 0]

@@ -156,7 +156,8 @@ def _uniforms(walk: Walk) -> list[float]:
 
 
 def _offsets(lengths: Iterable[int]) -> list[int]:
-    return [0, *accumulate(lengths)]
+    """Where each of the given pieces starts when they lie one behind the other."""
+    return [0, *accumulate(lengths)][:-1]
 
 
 def _at(rows: torch.Tensor, token_ids: Sequence[int]) -> list[float]:
