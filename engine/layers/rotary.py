@@ -7,15 +7,21 @@ import torch
 from engine.models.rope import RopeSpec
 
 
+def rotary_frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:
+    """Radians per position of each rotated pair, [head_dim / 2] float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / (spec.theta**exponents)
+    if spec.scaling is not None:
+        divisors = spec.scaling.divisors(spec.theta, head_dim)
+        frequencies = frequencies / torch.tensor(divisors, dtype=torch.float32)
+    return frequencies
+
+
 class Rotary:
     """Rotates pairs (i, i + head_dim / 2) of each head (Su et al., arXiv:2104.09864)."""
 
     def __init__(self, spec: RopeSpec, head_dim: int, device: torch.device) -> None:
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        frequencies = 1.0 / (spec.theta**exponents)
-        if spec.scaling is not None:
-            divisors = spec.scaling.divisors(spec.theta, head_dim)
-            frequencies = frequencies / torch.tensor(divisors, dtype=torch.float32)
+        frequencies = rotary_frequencies(spec, head_dim)
         self._frequencies = torch.cat((frequencies, frequencies)).to(device)  # [head_dim]
         # rotate(x) = x * cos + roll(x, half) * sin, with the first half's sines negated.
         signs = torch.ones(head_dim, dtype=torch.float32)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.batch import ForwardBatch
-from engine.kernels import paged_attention, write_kv
+from engine.kernels import kernels_in_use, paged_attention, write_kv
 from engine.kv.paged_cache import PagedCache
 from engine.layers.linear import Linear, Projection
 from engine.layers.norm import RMSNorm
@@ -82,6 +82,11 @@ class CausalLM:
     def dtype(self) -> torch.dtype:
         """The type activations and the KV cache have."""
         return self.embedding.dtype
+
+    @property
+    def kernels(self) -> str:
+        """Which implementations of the hot operations run, for step records."""
+        return kernels_in_use(self.device, self.dtype)
 
     @property
     def num_bytes(self) -> int:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from engine.errors import ModelSourceError
 from engine.models.gguf_file import read_header
-from engine.models.llama import CausalLM, Progress, build_model
+from engine.models.interface import LanguageModel
+from engine.models.llama import Progress, build_model
+from engine.models.quantised import build_quantised
 from engine.models.source import resolve
 from engine.models.spec import load_spec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+QUANTISED = "int8"
+"""Not a torch dtype: 4- and 8-bit weights with 8-bit activations."""
 
 
 def load_model(
@@ -20,15 +27,16 @@ def load_model(
     dtype: str = "auto",
     progress: Progress | None = None,
     max_model_len: int | None = None,
-) -> CausalLM:
+) -> LanguageModel:
     """Load the model behind `source` (a folder, a GGUF file or package:NAME).
 
-    `dtype` is auto (float32 on the CPU, bfloat16 elsewhere), float32, bfloat16 or float16;
+    `dtype` is auto (float32 on the CPU, bfloat16 elsewhere), float32, bfloat16, float16 or
+    int8 (CPU only: quantised weights and products, see `engine.models.quantised`);
     `progress` is told a stage and the fraction of it done; `max_model_len` (tokens) lowers the
     model's context. Raises `ModelSourceError` with one sentence saying what to do.
     """
     place = resolve_device(device)
-    kind = resolve_dtype(dtype, place)
+    build = _builder(dtype, place)
     files = resolve(source)
     spec = load_spec(files, max_model_len)
     if files.kind == "gguf":
@@ -36,11 +44,19 @@ def load_model(
         from engine.models.gguf_weights import GgufWeights
 
         weights = GgufWeights(read_header(files.weights[0]), spec)
-        return build_model(spec, weights, device=place, dtype=kind, progress=progress)
+        return build(spec, weights, progress=progress)
     from engine.models.safetensors_weights import SafetensorsWeights
 
     with SafetensorsWeights(files.weights) as shards:
-        return build_model(spec, shards, device=place, dtype=kind, progress=progress)
+        return build(spec, shards, progress=progress)
+
+
+def _builder(dtype: str, device: torch.device) -> Callable[..., LanguageModel]:
+    if dtype != QUANTISED:
+        return partial(build_model, device=device, dtype=resolve_dtype(dtype, device))
+    if device.type != "cpu":
+        raise ModelSourceError(f"The dtype {QUANTISED} is for the device cpu; use bfloat16 on {device}.")
+    return build_quantised
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -59,5 +75,6 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if dtype not in DTYPES:
-        raise ModelSourceError(f"The dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}.")
+        known = ", ".join(("auto", *DTYPES))
+        raise ModelSourceError(f"The dtype {dtype!r} is unknown; use {known} or {QUANTISED}.")
     return DTYPES[dtype]

@@ -33,6 +33,10 @@ class LinearScaling:
 
     factor: float
 
+    def __post_init__(self) -> None:
+        if not self.factor > 0:
+            raise ValueError(f"factor is {self.factor}; it must be above 0")
+
     def divisors(self, theta: float, head_dim: int) -> tuple[float, ...]:
         """The factor, for every frequency."""
         return (self.factor,) * (head_dim // 2)
@@ -51,6 +55,12 @@ class Llama3Scaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_position_embeddings: int  # tokens
+
+    def __post_init__(self) -> None:
+        if not self.factor > 0:
+            raise ValueError(f"factor is {self.factor}; it must be above 0")
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise ValueError("low_freq_factor must be below high_freq_factor")
 
     def divisors(self, theta: float, head_dim: int) -> tuple[float, ...]:
         """Between 1 (fast) and the factor (slow)."""

@@ -20,7 +20,13 @@ _F32 = 0
 
 def spec_from_gguf(files: ModelFiles) -> ModelSpec:
     """Read the metadata of one GGUF file."""
-    return spec_from_header(read_header(files.weights[0]), files.name)
+    header = read_header(files.weights[0])
+    try:
+        return spec_from_header(header, files.name)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ModelSourceError(
+            f"The metadata of {header.path} are broken ({error}); download it again."
+        ) from error
 
 
 def spec_from_header(header: GgufHeader, name: str) -> ModelSpec:

@@ -92,7 +92,8 @@ def _architecture(config: _Config) -> str:
 
 def _refuse_unsupported(config: _Config) -> None:
     if config.get("quantization_config") is not None:
-        method = config.get("quantization_config").get("quant_method", "of an unknown kind")
+        quantisation = config.get("quantization_config")
+        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
         raise ModelSourceError(
             f"{config.path} has a quantization_config ({method}), which is not supported; use the"
             " unquantised safetensors or a GGUF file of the model."
@@ -109,11 +110,11 @@ def _rope(config: _Config) -> RopeSpec:
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(settings, dict):
         raise ModelSourceError(f"{config.path} must give its rope settings as an object.")
-    theta = float(settings.get("rope_theta") or config.number("rope_theta", 10000.0))
     if settings.get("partial_rotary_factor", 1.0) != 1.0:
         raise ModelSourceError(f"{config.path} rotates only a part of each head, which is not supported.")
     kind = settings.get("rope_type", settings.get("type", "default"))
     try:
+        theta = float(settings.get("rope_theta") or config.number("rope_theta", 10000.0))
         if kind == "default" and "mrope_section" not in settings:
             return RopeSpec(theta)
         if kind == "linear":
@@ -126,7 +127,7 @@ def _rope(config: _Config) -> RopeSpec:
                 original_max_position_embeddings=int(settings["original_max_position_embeddings"]),
             )
             return RopeSpec(theta, scaling)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ModelSourceError(f"{config.path} has broken {kind} rope settings ({error!r}).") from error
     raise ModelSourceError(
         f"{config.path} asks for rope scaling {kind!r}, which is not supported (none, linear and llama3 are)."
@@ -145,6 +146,8 @@ def _eos(config: _Config, generation_config: Path) -> frozenset[int]:
     ids: set[int] = set()
     for value in found:
         ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    if any(isinstance(value, bool) or not isinstance(value, int) for value in ids):
+        raise ModelSourceError(f"{config.path} must give eos_token_id as an integer or a list of them.")
     return frozenset(ids)
 
 

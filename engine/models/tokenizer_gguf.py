@@ -75,7 +75,7 @@ def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
     if kind == "gpt2":
         tokenizer = _byte_level(header, tokens)
     elif kind == "llama":
-        tokenizer = _sentencepiece(metadata, tokens)
+        tokenizer = _sentencepiece(header, tokens)
     else:
         raise ModelSourceError(
             f"{header.path} has a tokenizer of kind {kind!r}, which cannot be rebuilt (gpt2 and llama can);"
@@ -95,10 +95,10 @@ def _byte_level(header: GgufHeader, tokens: list[str]) -> Tokenizer:
             f"{header.path} splits text the {name!r} way, which is not supported"
             f" ({', '.join(_SPLITTINGS)} are); use the model's safetensors folder with its tokenizer.json."
         )
-    merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges", ())]
-    if not merges or any(len(merge) != 2 for merge in merges):
-        raise ModelSourceError(f"{header.path} has missing or broken merges; convert it again.")
     vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges", ())]
+    if not merges or not all(_is_merge(merge, vocabulary) for merge in merges):
+        raise ModelSourceError(f"{header.path} has missing or broken merges; convert it again.")
     model = BPE(vocabulary, merges, ignore_merges=splitting.prefers_whole_tokens)
     tokenizer = Tokenizer(model)
     if splitting.is_nfc:
@@ -111,11 +111,18 @@ def _byte_level(header: GgufHeader, tokens: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
+def _is_merge(merge: tuple[str, ...], vocabulary: dict[str, int]) -> bool:
+    return len(merge) == 2 and {*merge, "".join(merge)} <= vocabulary.keys()
+
+
+def _sentencepiece(header: GgufHeader, tokens: list[str]) -> Tokenizer:
+    metadata = header.metadata
     vocabulary = {token: index for index, token in enumerate(tokens)}
     scores = metadata.get("tokenizer.ggml.scores") or [-float(index) for index in range(len(tokens))]
     types = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    if not len(scores) == len(types) == len(tokens) > unknown:
+        raise ModelSourceError(f"{header.path} has token lists of different lengths; convert it again.")
     merges = _merges_from_scores(
         vocabulary, {token: scores[index] for token, index in vocabulary.items() if types[index] == _NORMAL}
     )

@@ -1,0 +1,56 @@
+"""What the engine asks of a model, whatever its weights are kept in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from engine.batch import ForwardBatch
+from engine.kv.paged_cache import PagedCache
+from engine.models.spec import ModelSpec
+
+
+class LanguageModel(Protocol):
+    """A decoder-only language model over a paged KV cache. Call under `torch.inference_mode()`."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Shapes, limits and special tokens."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type the KV cache has."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Weight memory held by this model alone, in bytes."""
+        ...
+
+    @property
+    def kernels(self) -> str:
+        """Which implementations of the hot operations run, for step records."""
+        ...
+
+    def new_cache(self, num_blocks: int, block_size: int) -> PagedCache:
+        """An empty KV cache that fits this model."""
+        ...
+
+    def forward(self, batch: ForwardBatch, cache: PagedCache) -> torch.Tensor:
+        """Hidden states after the final norm, [num_tokens, hidden]; writes the new keys and values."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows of `forward`'s result, [rows, hidden] -> [rows, vocab] float32."""
+        ...
+
+    def first_layers(self, num_layers: int) -> LanguageModel:
+        """A model of the first `num_layers` layers that shares all weights."""
+        ...

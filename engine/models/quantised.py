@@ -1,0 +1,167 @@
+"""The decoder over 4- and 8-bit weights with 8-bit activations (`dtype: int8`), on the CPU.
+
+One call into C runs all layers; see `engine/kernels/cpu/decoder.c` for the arithmetic. Keys and
+values are kept in bfloat16. A token's logits are the same bit for bit alone, in any batch and
+however its prompt was chunked, so greedy output cannot depend on the load or on speculation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from engine.batch import ForwardBatch
+from engine.errors import ModelSourceError
+from engine.kernels import native
+from engine.kernels.native_decoder import DecoderSizes, NativeDecoder, QuantLayer, QuantLinear
+from engine.kv.paged_cache import PagedCache
+from engine.layers.rotary import rotary_frequencies
+from engine.models.llama import Progress
+from engine.models.spec import ModelSpec
+from engine.models.weights import EMBEDDING, FINAL_NORM, HEAD, CheckedWeights, WeightSource, layer_prefix
+
+
+class QuantisedLM:
+    """A `LanguageModel` whose products run in integers."""
+
+    dtype = torch.bfloat16  # of the KV cache
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        embedding: QuantLinear,
+        layers: tuple[QuantLayer, ...],
+        norm: torch.Tensor,  # [hidden] float32
+        head: QuantLinear,
+        is_shared: bool = False,
+    ) -> None:
+        self.spec = spec
+        self._embedding = embedding
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+        self._is_shared = is_shared
+        self._decoder = NativeDecoder(
+            library=_library(),
+            sizes=DecoderSizes(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rms_norm_eps),
+            embedding=embedding,
+            layers=layers,
+            norm=norm,
+            frequencies=rotary_frequencies(spec.rope, spec.head_dim),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Weight memory held by this model alone, in bytes."""
+        if self._is_shared:
+            return 0
+        tables = self._embedding.num_bytes + (0 if self.spec.is_tied else self._head.num_bytes)
+        return tables + sum(layer.num_bytes for layer in self._layers) + self._norm.nbytes
+
+    @property
+    def kernels(self) -> str:
+        """Which implementations of the hot operations run, for step records."""
+        bits = sorted({product.bits for layer in self._layers for product in (layer.qkv, layer.down)})
+        return f"decoder=c-w{'w'.join(map(str, bits))}a8 attention=c kv_write=c head=c-w{self._head.bits}a8"
+
+    def new_cache(self, num_blocks: int, block_size: int) -> PagedCache:
+        """An empty KV cache that fits this model."""
+        spec = self.spec
+        return PagedCache(
+            spec.num_layers,
+            num_blocks,
+            spec.num_kv_heads,
+            block_size,
+            spec.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def forward(self, batch: ForwardBatch, cache: PagedCache) -> torch.Tensor:
+        """Hidden states after the final norm, [num_tokens, hidden] float32; writes the new K and V."""
+        return self._decoder(batch, cache.key, cache.value)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows of `forward`'s result, [rows, hidden] -> [rows, vocab] float32."""
+        return self._head(hidden)
+
+    def first_layers(self, num_layers: int) -> QuantisedLM:
+        """A model of the first `num_layers` layers that shares all weights."""
+        if not 1 <= num_layers <= self.spec.num_layers:
+            raise ValueError(f"num_layers is {num_layers}; it must be between 1 and {self.spec.num_layers}")
+        return QuantisedLM(
+            replace(self.spec, num_layers=num_layers, name=f"{self.spec.name}[:{num_layers}]"),
+            embedding=self._embedding,
+            layers=self._layers[:num_layers],
+            norm=self._norm,
+            head=self._head,
+            is_shared=True,
+        )
+
+
+def build_quantised(
+    spec: ModelSpec, source: WeightSource, *, progress: Progress | None = None
+) -> QuantisedLM:
+    """Quantise a model from named weights, tensor by tensor.
+
+    Raises `ModelSourceError` where the weights do not fit the spec, or the kernels cannot be had.
+    """
+    library = _library()
+    _check_sizes(spec)
+    weights = CheckedWeights(spec, source, device=QuantisedLM.device, dtype=torch.float32)
+    embedding = QuantLinear(library, weights.load(EMBEDDING))
+    layers = []
+    for index in range(spec.num_layers):
+        layers.append(_load_layer(spec, weights, layer_prefix(index)))
+        if progress is not None:
+            progress("loading weights", (index + 1) / (spec.num_layers + 1))
+    head = embedding if spec.is_tied else QuantLinear(library, weights.load(HEAD))
+    if progress is not None:
+        progress("loading weights", 1.0)
+    return QuantisedLM(
+        spec, embedding=embedding, layers=tuple(layers), norm=weights.load(FINAL_NORM), head=head
+    )
+
+
+def _load_layer(spec: ModelSpec, weights: CheckedWeights, prefix: str) -> QuantLayer:
+    def linear(*names: str) -> QuantLinear:
+        return QuantLinear(
+            _library(),
+            weights.load(*(f"{prefix}{name}_proj.weight" for name in names)),
+            weights.load_if_any(*(f"{prefix}{name}_proj.bias" for name in names)),
+        )
+
+    def norm(name: str) -> torch.Tensor:
+        return weights.load(f"{prefix}{name}.weight")
+
+    return QuantLayer(
+        attention_norm=norm("input_layernorm"),
+        mlp_norm=norm("post_attention_layernorm"),
+        qk_norms=(norm("self_attn.q_norm"), norm("self_attn.k_norm")) if spec.has_qk_norm else None,
+        qkv=linear("self_attn.q", "self_attn.k", "self_attn.v"),
+        output=linear("self_attn.o"),
+        gate=linear("mlp.gate"),
+        up=linear("mlp.up"),
+        down=linear("mlp.down"),
+    )
+
+
+def _library() -> native.Library:
+    library = native.load_library()
+    if library is None:
+        raise ModelSourceError(
+            "The dtype int8 needs the C kernels, which are not built here; run"
+            " `python -m engine.kernels.build` to see why, or use dtype float32."
+        )
+    return library
+
+
+def _check_sizes(spec: ModelSpec) -> None:
+    if not native.supports(torch.float32, torch.bfloat16, spec.head_dim, spec.num_heads // spec.num_kv_heads):
+        raise ModelSourceError(
+            f"The dtype int8 serves heads of at most {native.MAX_HEAD_DIM} dimensions in groups of at most"
+            f" {native.MAX_GROUP}; {spec.name} has more, so use dtype float32 or bfloat16."
+        )
