@@ -176,6 +176,10 @@ class Metrics:
         self.rejected.labels(reason).inc()
         self.requests.labels(model, endpoint, "refused", _NONE, _NONE).inc()
 
+    def left(self, model: str, endpoint: str) -> None:
+        """The client went before there was a decision."""
+        self.requests.labels(model, endpoint, "cancelled", _NONE, _NONE).inc()
+
     def finished(self, outcome: RequestOutcome, admission_wait_s: float) -> None:
         """A request that was decided, however it ended."""
         decision, timings = outcome.decision, outcome.timings

@@ -1,0 +1,161 @@
+"""What operators see and switch: state, explain, decisions, policy, drain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from aiohttp import web
+
+from specgate import __version__
+from specgate.api.generate import caller_of, endpoint_of
+from specgate.api.http import json_response, read_json
+from specgate.api.jsoncheck import check
+from specgate.api.schema import DRAIN, FORCE
+from specgate.errors import ApiError, BadRequest
+from specgate.gateway import GATEWAY, Gateway
+from specgate.pipeline import ServedModel
+from specgate.policy.decide import unknown_policy
+from specgate.telemetry.decision_log import decision_entry
+from specgate.types import LoadView
+
+_MAX_DECISIONS = 1000
+
+
+async def state(http: web.Request) -> web.Response:
+    """GET /admin/state"""
+    gateway = http.app[GATEWAY]
+    return json_response(
+        {
+            "version": __version__,
+            "uptime_s": round(gateway.clock.monotonic() - gateway.started_s, 3),
+            "draining": gateway.switches.is_draining,
+            "force": gateway.switches.forced_policy,
+            "num_open_requests": gateway.pipeline.num_open,
+            "num_lost_log_lines": gateway.log.num_lost,
+            "models": {name: _model_state(gateway, model) for name, model in gateway.models.items()},
+            "canary": {},
+        }
+    )
+
+
+def _model_state(gateway: Gateway, model: ServedModel) -> dict[str, Any]:
+    card, status, engine = model.backend.card, model.backend.status(), model.backend.load()
+    load = model.meter.view(model.admission, engine)
+    return {
+        "ready": status.is_ready,
+        "detail": status.detail,
+        "num_restarts": status.num_restarts,
+        "max_model_len": card.max_model_len,
+        "methods": dict(card.methods),
+        "details": dict(card.details),
+        "num_admitted": model.admission.num_running,
+        "load": asdict(load),
+        "engine": asdict(engine),
+        "guards": _guards(gateway, load),
+        "acceptance": [asdict(reading) for reading in model.learner.acceptance()],
+        "latency_model": None,
+    }
+
+
+def _guards(gateway: Gateway, load: LoadView) -> list[dict[str, Any]]:
+    """The two load rules with reading and threshold. None: no data, or no limit."""
+    rules = gateway.config.policy
+    readings = (
+        ("queue_wait_guard", load.queue_wait_p95_ms, rules.max_queue_wait_p95_ms, "ms, p95"),
+        ("load_guard", load.requests_per_s, rules.max_requests_per_s, "requests/s"),
+    )
+    return [
+        {
+            "guard": name,
+            "reading": reading,
+            "threshold": limit,
+            "unit": unit,
+            "state": "shut" if reading is not None and limit is not None and reading > limit else "allowed",
+        }
+        for name, reading, limit, unit in readings
+    ]
+
+
+async def explain(http: web.Request) -> web.Response:
+    """POST /admin/explain: what would be decided for this body. Runs nothing. A request that would be
+    refused is explained too: `refused` holds the error, and no candidate is allowed."""
+    gateway = http.app[GATEWAY]
+    body = await read_json(http, gateway.config)
+    if "model" not in body and len(gateway.models) == 1:
+        body["model"] = next(iter(gateway.models))
+    endpoint = endpoint_of(gateway, body)
+    try:
+        request = endpoint.parse(gateway.parser, body, caller_of(http))
+        model = gateway.pipeline.find(request.model)
+    except ApiError as error:
+        return json_response(_refused(gateway, body, error))
+    decision = gateway.pipeline.decide(model, request)
+    entry = decision_entry(decision)
+    if request.unsupported:
+        entry["policy"] = None
+        names = ", ".join(request.unsupported)
+        entry["refused"] = {"status": 400, "message": f"Generating with {names} is not supported yet."}
+    elif wrong := unknown_policy(request.overrides, model.backend.card.methods):
+        entry |= {"policy": None, "reason": None, "refused": {"status": 400, "message": f"The {wrong}"}}
+    return json_response(entry)
+
+
+def _refused(gateway: Gateway, body: Mapping[str, Any], error: ApiError) -> dict[str, Any]:
+    """No request came of the body: every candidate says why."""
+    name = body.get("model")
+    known = gateway.models.get(name) if isinstance(name, str) else None
+    model = known or next(iter(gateway.models.values()))
+    load = model.meter.view(model.admission, model.backend.load())
+    return {
+        "policy": None,
+        "reason": None,
+        "task": None,
+        "task_probabilities": {},
+        "output_tokens": None,
+        "load": asdict(load),
+        "candidates": [
+            {
+                "policy": policy, "num_speculative_tokens": depth, "allowed": False,
+                "why_not": error.message, "predicted": None, "terms": [],
+            }
+            for policy, depth in {"baseline": 0, **model.backend.card.methods}.items()
+        ],
+        "refused": {"status": error.status, "message": error.message, "param": error.param},
+    }  # fmt: skip
+
+
+async def decisions(http: web.Request) -> web.Response:
+    """GET /admin/decisions?limit=N: newest first."""
+    text = http.query.get("limit", "100")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MAX_DECISIONS):
+        raise BadRequest(f"'limit' must be a whole number from 1 to {_MAX_DECISIONS}.", "limit")
+    return json_response({"decisions": http.app[GATEWAY].log.last(int(text))})
+
+
+async def policy(http: web.Request) -> web.Response:
+    """PUT /admin/policy {"force": "baseline"} or {"force": null}: the kill switch. Running requests
+    follow at their next step."""
+    gateway = http.app[GATEWAY]
+    body = await read_json(http, gateway.config)
+    if "force" not in body:
+        raise BadRequest("'force' is required: \"baseline\", or null to lift it.", "force")
+    check(body, FORCE)
+    forced = body["force"]
+    gateway.switches.forced_policy = forced
+    for model in gateway.models.values():
+        model.backend.set_force(forced)
+    return json_response({"force": forced})
+
+
+async def drain(http: web.Request) -> web.Response:
+    """POST /admin/drain: take nothing new, finish what runs. {"draining": false} takes it back."""
+    gateway = http.app[GATEWAY]
+    body = await read_json(http, gateway.config) if http.can_read_body else {}
+    check(body, DRAIN)
+    wanted = body.get("draining")
+    gateway.switches.is_draining = True if wanted is None else wanted
+    return json_response(
+        {"draining": gateway.switches.is_draining, "num_open_requests": gateway.pipeline.num_open}
+    )

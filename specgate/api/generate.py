@@ -1,0 +1,133 @@
+"""POST /v1/chat/completions and /v1/completions: from bytes to bytes around `Pipeline.run`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from specgate.api.formats import ChatFormat, CompletionsFormat, Format
+from specgate.api.http import REQUEST_ID, TENANT, json_response, read_json
+from specgate.api.parse import POLICY_HEADER, Caller, Parser
+from specgate.api.sse import DONE, SSE_HEADERS, event
+from specgate.api.usage import decision_headers, specgate_object, usage
+from specgate.errors import ApiError, InternalError
+from specgate.gateway import GATEWAY, Gateway
+from specgate.generation import Generation
+from specgate.types import GenerationRequest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    name: str
+    id_prefix: str
+    whole: str  # value of `object`
+    chunk: str
+    parse: Callable[[Parser, Mapping[str, Any], Caller], GenerationRequest]
+    format: Callable[[Generation], Format]
+
+
+CHAT = _Endpoint(
+    "chat", "chatcmpl-", "chat.completion", "chat.completion.chunk", Parser.chat, ChatFormat
+)
+COMPLETIONS = _Endpoint(
+    "completions", "cmpl-", "text_completion", "text_completion", Parser.completions, CompletionsFormat
+)
+
+
+async def chat(http: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions"""
+    return await _generate(http, CHAT)
+
+
+async def completions(http: web.Request) -> web.StreamResponse:
+    """POST /v1/completions"""
+    return await _generate(http, COMPLETIONS)
+
+
+async def _generate(http: web.Request, endpoint: _Endpoint) -> web.StreamResponse:
+    gateway = http.app[GATEWAY]
+    arrival_s = gateway.clock.monotonic()
+    try:
+        request = endpoint.parse(gateway.parser, await read_json(http, gateway.config), caller_of(http))
+    except ApiError as error:
+        gateway.pipeline.count_refused(endpoint.name, error)
+        raise
+    async with gateway.pipeline.run(request, arrival_s) as generation:
+        head = {
+            "id": f"{endpoint.id_prefix}{request.request_id}",
+            "object": endpoint.chunk if request.is_stream else endpoint.whole,
+            "created": int(gateway.clock.wall()),
+            "model": request.model,
+        }
+        shape = endpoint.format(generation)
+        if request.is_stream:
+            return await _stream(http, generation, shape, head)
+        return await _whole(generation, shape, head)
+
+
+def caller_of(http: web.Request) -> Caller:
+    """What the parser needs to know beside the body."""
+    return Caller(http[REQUEST_ID], http.get(TENANT, ""), http.headers.get(POLICY_HEADER))
+
+
+async def _whole(generation: Generation, shape: Format, head: dict[str, Any]) -> web.Response:
+    async with aclosing(generation.deltas()) as deltas:
+        async for index, delta in deltas:
+            shape.add(index, delta)
+    body = head | {
+        "choices": shape.choices(),
+        "usage": usage(generation),
+        "specgate": specgate_object(generation),
+    }
+    return json_response(body, headers=decision_headers(generation.decision))
+
+
+async def _stream(
+    http: web.Request, generation: Generation, shape: Format, head: dict[str, Any]
+) -> web.StreamResponse:
+    """Failures before the first delta keep their status; later ones become an event, and no [DONE]."""
+    request = generation.request
+    if request.has_usage:
+        head = head | {"usage": None}
+    response = web.StreamResponse(headers=SSE_HEADERS | dict(decision_headers(generation.decision)))
+    async with aclosing(generation.deltas()) as deltas:
+        try:
+            async for index, delta in deltas:
+                if not response.prepared:
+                    await response.prepare(http)
+                chunks = shape.chunks(index, delta)
+                if chunks:
+                    data = b"".join(event(head | {"choices": [choice]}) for choice in chunks)
+                    async with generation.deadline():
+                        await response.write(data)
+            if request.has_usage:
+                last = {"choices": [], "usage": usage(generation), "specgate": specgate_object(generation)}
+                await response.write(event(head | last))
+            await response.write(DONE)
+        except ApiError as error:
+            if not response.prepared:
+                raise
+            generation.note_failure(error)
+            await response.write(event(error.body()))
+        except ConnectionError:
+            raise
+        except Exception:  # the request boundary: after the first byte there is nobody above to answer
+            if not response.prepared:
+                raise
+            logger.exception("request %s failed in mid-stream", request.request_id)
+            failure = InternalError(f"Internal error; the request id is {request.request_id}.")
+            await response.write(event(failure.body()))
+    await response.write_eof()
+    return response
+
+
+def endpoint_of(gateway: Gateway, body: Mapping[str, Any]) -> _Endpoint:
+    """Which of the two a body is for: for explain, which takes both."""
+    return COMPLETIONS if "prompt" in body and "messages" not in body else CHAT

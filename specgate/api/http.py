@@ -1,0 +1,175 @@
+"""What every handler shares: request ids, reading a body, JSON answers, errors, keys."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from specgate.api.parse import decode_json
+from specgate.config import AuthConfig, Config, KeyConfig, is_loopback
+from specgate.errors import (
+    ApiError,
+    BadRequest,
+    DeadlineExceeded,
+    Forbidden,
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    PayloadTooLarge,
+    Unauthorized,
+)
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID = "specgate.request_id"
+TENANT = "specgate.tenant"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_encoder = msgspec.json.Encoder()
+
+
+def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """JSON, encoded once."""
+    return web.Response(
+        body=_encoder.encode(body), status=status, headers=headers, content_type="application/json"
+    )
+
+
+async def read_json(http: web.Request, config: Config) -> dict[str, Any]:
+    """The body as a JSON object, within the limits. Raises BadRequest or PayloadTooLarge."""
+    kind = http.content_type
+    if "Content-Type" in http.headers and kind != "application/json" and not kind.endswith("+json"):
+        raise BadRequest("The Content-Type must be application/json.", "Content-Type")
+    if http.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise BadRequest("Compressed bodies are not supported.", "Content-Encoding")
+    data = await _read_body(http, config.server.max_body_bytes, config.requests.deadline_s)
+    return decode_json(data, config.server.max_json_depth)
+
+
+async def _read_body(http: web.Request, max_bytes: int, deadline_s: float) -> bytes:
+    too_large = PayloadTooLarge(f"The body is larger than {max_bytes} bytes, the most allowed here.")
+    if http.content_length is not None and http.content_length > max_bytes:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(deadline_s):
+            async for part in http.content.iter_any():
+                size += len(part)
+                if size > max_bytes:
+                    raise too_large
+                parts.append(part)
+    except TimeoutError:
+        raise DeadlineExceeded("The body did not arrive in time.") from None
+    return b"".join(parts)
+
+
+@web.middleware
+async def request_ids(http: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Keep the caller's X-Request-Id if it is short and harmless in headers and logs, else make one."""
+    given = http.headers.get("X-Request-Id", "")
+    http[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return await handler(http)
+
+
+async def add_request_id(http: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler: on every response, streams included."""
+    response.headers["X-Request-Id"] = http.get(REQUEST_ID) or uuid.uuid4().hex
+
+
+@web.middleware
+async def errors(http: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Everything raised becomes an answer in OpenAI's shape; what nobody foresaw, a 500 without a trace."""
+    try:
+        return await handler(http)
+    except ApiError as error:
+        return error_response(error)
+    except web.HTTPNotFound:
+        return error_response(NotFound(f"There is no {http.path[:200]!r} here; see /openapi.json.", code="path_not_found"))
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        response = error_response(MethodNotAllowed(f"{http.method} is not allowed here; allowed: {allowed}."))
+        response.headers["Allow"] = allowed
+        return response
+    except web.HTTPException as error:
+        return error_response(BadRequest(error.reason)) if error.status < 500 else error_response(_internal(http))
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception:  # the request boundary
+        logger.exception("request %s failed", http[REQUEST_ID])
+        return error_response(_internal(http))
+
+
+def _internal(http: web.Request) -> InternalError:
+    return InternalError(f"Internal error; the request id is {http[REQUEST_ID]}.")
+
+
+def error_response(error: ApiError) -> web.Response:
+    """OpenAI's error object with the error's status and retry hint."""
+    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s is not None else {}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(error.body(), error.status, headers)
+
+
+class KeyCheck:
+    """API keys and admin keys, by hash and in constant time."""
+
+    def __init__(self, auth: AuthConfig, host: str) -> None:
+        self._api_keys = auth.api_keys
+        self._admin_keys = auth.admin_keys
+        self._is_keyless = auth.keyless_on_loopback and is_loopback(host)
+
+    @web.middleware
+    async def middleware(self, http: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Checks the paths that need a key, and notes whose it is."""
+        if http.path.startswith("/admin/"):
+            self._check(http, self._admin_keys, "admin key")
+        elif http.path.startswith("/v1/") or http.path in ("/tokenize", "/detokenize"):
+            http[TENANT] = self._check(http, self._api_keys, "API key")
+        return await handler(http)
+
+    def _check(self, http: web.Request, keys: tuple[KeyConfig, ...], what: str) -> str:
+        scheme, _, token = http.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and token and keys:
+            name = _match(token.strip(), keys)
+            if name is not None:
+                return name
+            raise Unauthorized(f"This is no valid {what}.")
+        if self._is_keyless:
+            _refuse_other_sites(http)
+            return ""
+        if not keys:
+            raise Unauthorized(f"No {what} is configured here, so nobody may call this.")
+        raise Unauthorized(f"Send your {what} as 'Authorization: Bearer KEY'.", code="missing_api_key")
+
+
+def _match(token: str, keys: tuple[KeyConfig, ...]) -> str | None:
+    """Every key is compared, so that time tells nothing."""
+    digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+    found: str | None = None
+    for key in keys:
+        if hmac.compare_digest(digest, key.sha256):
+            found = key.name
+    return found
+
+
+def _refuse_other_sites(http: web.Request) -> None:
+    """Without keys, a web page open in the operator's browser must not be able to call: neither from
+    another origin nor by a name that was made to resolve to this machine."""
+    host = http.headers.get("Host", "")
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    if name and not is_loopback(name):
+        raise Forbidden("Without a key this server answers to loopback names only.", "Host")
+    origin = http.headers.get("Origin")
+    if origin is not None and origin != f"{http.scheme}://{host}":
+        raise Forbidden("Without a key, calls from other web pages are refused.", "Origin")

@@ -1,0 +1,208 @@
+"""The composition root: everything is built here and handed down. Free of torch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from engine.config import EngineConfig
+from specgate.admission import Admission
+from specgate.api import admin, generate, operations
+from specgate.api.http import KeyCheck, add_request_id, errors, request_ids
+from specgate.api.parse import Parser
+from specgate.backends.base import Backend
+from specgate.backends.fake import FakeBackend
+from specgate.clock import Clock, SystemClock
+from specgate.config import Config, FakeConfig, ModelConfig
+from specgate.gateway import GATEWAY, Gateway
+from specgate.learning import Learner
+from specgate.load import LoadMeter
+from specgate.pipeline import Pipeline, ServedModel, Switches
+from specgate.telemetry.decision_log import DecisionLog
+from specgate.telemetry.logs import set_up_logging
+from specgate.telemetry.metrics import LiveReadings, Metrics
+from specgate.telemetry.process import ProcessReader
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+
+
+def build_app(
+    config: Config,
+    *,
+    clock: Clock | None = None,
+    registry: CollectorRegistry | None = None,
+    backends: Mapping[str, Backend] | None = None,
+) -> web.Application:
+    """The whole gateway. `backends` by model id, for tests; else they are made as configured.
+
+    To notice clients that go away before their answer, serve it by `make_runner`.
+    """
+    clock = clock or SystemClock()
+    models = {}
+    for model in config.models:
+        backend = backends[model.id] if backends is not None else _build_backend(model, clock)
+        models[model.id] = ServedModel(
+            id=model.id,
+            backend=backend,
+            admission=Admission(config.admission, clock),
+            meter=LoadMeter(clock, config.policy.window_s, config.policy.min_window_samples),
+            learner=Learner(config.policy.acceptance_window, config.policy.min_acceptance_samples),
+        )
+    switches = Switches()
+    metrics = Metrics(registry or CollectorRegistry(), _live_reader(models, ProcessReader(clock)))
+    for served in models.values():
+        served.backend.on_step(metrics.stepped)
+    log = DecisionLog(config.decision_log, clock)
+    gateway = Gateway(
+        config=config,
+        clock=clock,
+        models=models,
+        pipeline=Pipeline(models, config.policy, config.requests, switches, metrics, log, clock),
+        parser=Parser(config.requests),
+        switches=switches,
+        metrics=metrics,
+        log=log,
+        started_s=clock.monotonic(),
+    )
+    keys = KeyCheck(config.auth, config.server.host)
+    app = web.Application(middlewares=[request_ids, errors, keys.middleware])
+    app[GATEWAY] = gateway
+    app.on_response_prepare.append(add_request_id)
+    app.cleanup_ctx.append(_run_backends)
+    _add_routes(app)
+    return app
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """A runner that cancels a handler as soon as its client is gone."""
+    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+
+
+async def serve(config: Config) -> int:
+    """Run until SIGTERM or SIGINT; prints one line when it can answer. Returns the exit code."""
+    set_up_logging(config.logging)
+    app = build_app(config)
+    gateway = app[GATEWAY]
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, gateway, stop)
+    runner = make_runner(app)
+    try:
+        await runner.setup()
+        site = web.TCPSite(runner, config.server.host, config.server.port, backlog=1024)
+        await site.start()
+        if not await _until_ready(gateway, stop):
+            return 1
+        if not stop.is_set():
+            print(f"specgate ready on {_url(runner)}", flush=True)  # noqa: T201 - the contract's one line
+        await stop.wait()
+        await _drain(gateway)
+        return 0
+    finally:
+        await runner.cleanup()
+
+
+def _on_signal(gateway: Gateway, stop: asyncio.Event) -> None:
+    """The first signal drains; the second ends at once."""
+    if stop.is_set():
+        gateway.switches.is_hurried = True
+    gateway.switches.is_draining = True
+    stop.set()
+
+
+async def _until_ready(gateway: Gateway, stop: asyncio.Event) -> bool:
+    """False when a model will never become ready by waiting."""
+    while gateway.missing() and not stop.is_set():
+        for name, model in gateway.models.items():
+            status = model.backend.status()
+            if status.is_final:
+                logger.error("the model %s cannot be served: %s", name, status.detail)
+                return False
+        await asyncio.sleep(_POLL_S)
+    return True
+
+
+async def _drain(gateway: Gateway) -> None:
+    """Running requests may finish, within the grace time."""
+    clock, grace_s = gateway.clock, gateway.config.server.drain_grace_s
+    ends_s = clock.monotonic() + grace_s
+    while gateway.pipeline.num_open and not gateway.switches.is_hurried:
+        if clock.monotonic() >= ends_s:
+            logger.warning("%d requests did not finish within %g s", gateway.pipeline.num_open, grace_s)
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _url(runner: web.AppRunner) -> str:
+    host, port = runner.addresses[0][:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _run_backends(app: web.Application) -> AsyncIterator[None]:
+    gateway = app[GATEWAY]
+    for model in gateway.models.values():
+        await model.backend.start()
+    yield
+    for model in gateway.models.values():
+        await model.backend.stop()
+    gateway.log.close()
+
+
+def _build_backend(model: ModelConfig, clock: Clock) -> Backend:
+    if model.backend == "fake":
+        return FakeBackend(model.id, model.fake or FakeConfig(), clock)
+    from specgate.backends.embedded.backend import EmbeddedBackend, EmbeddedConfig
+
+    return EmbeddedBackend(EmbeddedConfig(model.id, model.engine or EngineConfig()), clock)
+
+
+def _live_reader(models: Mapping[str, ServedModel], process: ProcessReader) -> Callable[[], LiveReadings]:
+    def read() -> LiveReadings:
+        loads = [model.backend.load() for model in models.values()]
+        memory = process.memory_bytes()
+        return LiveReadings(
+            num_running=sum(model.admission.num_running for model in models.values()),
+            num_waiting=sum(model.admission.num_queued for model in models.values())
+            + sum(load.num_waiting for load in loads),
+            kv_blocks={
+                "free": sum(load.num_free_blocks for load in loads),
+                "cached": sum(load.num_cached_blocks for load in loads),
+                "used": sum(load.num_used_blocks for load in loads),
+            },
+            num_engine_restarts=sum(model.backend.status().num_restarts for model in models.values()),
+            utilization=process.utilization(),
+            memory_bytes={} if memory is None else {"other": memory},
+        )
+
+    return read
+
+
+def _add_routes(app: web.Application) -> None:
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", generate.chat),
+            web.post("/v1/completions", generate.completions),
+            web.get("/v1/models", operations.models),
+            web.get("/v1/models/{id:.+}", operations.model),
+            web.post("/tokenize", operations.tokenize),
+            web.post("/detokenize", operations.detokenize),
+            web.get("/healthz", operations.healthz),
+            web.get("/readyz", operations.readyz),
+            web.get("/metrics", operations.metrics),
+            web.get("/version", operations.version),
+            web.get("/openapi.json", operations.openapi),
+            web.get("/admin/state", admin.state),
+            web.post("/admin/explain", admin.explain),
+            web.get("/admin/decisions", admin.decisions),
+            web.put("/admin/policy", admin.policy),
+            web.post("/admin/drain", admin.drain),
+        ]
+    )

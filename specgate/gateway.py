@@ -1,0 +1,44 @@
+"""The parts of a running gateway, as `build_app` put them together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from specgate.api.parse import Parser
+from specgate.clock import Clock
+from specgate.config import Config
+from specgate.pipeline import Pipeline, ServedModel, Switches
+from specgate.telemetry.decision_log import DecisionLog
+from specgate.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What handlers may use. Everything in it lives as long as the application."""
+
+    config: Config
+    clock: Clock
+    models: Mapping[str, ServedModel]
+    pipeline: Pipeline
+    parser: Parser
+    switches: Switches
+    metrics: Metrics
+    log: DecisionLog
+    started_s: float
+
+    def missing(self) -> dict[str, str]:
+        """What keeps requests from being served: model -> why. Empty: ready."""
+        out = {}
+        for name, model in self.models.items():
+            status = model.backend.status()
+            if not status.is_ready:
+                out[name] = status.detail
+        if self.switches.is_draining:
+            out["server"] = "draining"
+        return out
+
+
+GATEWAY = web.AppKey("gateway", Gateway)

@@ -1,0 +1,256 @@
+"""A decided request while it runs: its streams, its counts, its times, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+from engine.types import PolicyAssignment, SequenceStats
+from specgate.backends.base import Backend
+from specgate.clock import Clock
+from specgate.errors import ApiError, DeadlineExceeded, InternalError
+from specgate.types import (
+    Decision,
+    Delta,
+    GenerationRequest,
+    PreparedPrompt,
+    RequestOutcome,
+    Timings,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of the request, encoded. `request` has it as its only one."""
+
+    request: GenerationRequest
+    prepared: PreparedPrompt
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When things happened, by the injected clock; `ends_at` (the deadline) by the event loop's."""
+
+    arrival_s: float
+    admitted_s: float
+    ends_at: float
+
+
+@dataclass(slots=True)
+class Answer:
+    """One of the request's answers so far."""
+
+    num_tokens: int = 0
+    first_s: float | None = None
+    last_s: float | None = None
+    gaps: list[tuple[float, int]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stats: SequenceStats | None = None
+
+    def take(self, delta: Delta, now_s: float) -> None:
+        """Count a delta that is about to be handed to the writer."""
+        if delta.num_tokens:
+            if self.last_s is None:
+                self.first_s = now_s
+            else:
+                self.gaps.append((now_s - self.last_s, delta.num_tokens))
+            self.last_s = now_s
+        self.num_tokens += delta.num_tokens
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stats = delta.stats
+
+    @property
+    def num_output_tokens(self) -> int:
+        """As the backend counted; what was seen, if it did not come to the end."""
+        return self.stats.num_output_tokens if self.stats is not None else self.num_tokens
+
+    @property
+    def tpot_s(self) -> float | None:
+        """None for fewer than two tokens."""
+        if self.first_s is None or self.last_s is None or self.num_output_tokens < 2:
+            return None
+        return (self.last_s - self.first_s) / (self.num_output_tokens - 1)
+
+
+class Generation:
+    """Answer number `i` belongs to prompt `i // n`."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        decision: Decision,
+        prompts: Sequence[Prompt],
+        backend: Backend,
+        times: Times,
+        clock: Clock,
+    ) -> None:
+        self.request = request
+        self.decision = decision
+        self.prompts = tuple(prompts)
+        self.answers = [Answer() for _ in range(request.n * len(prompts))]
+        self._backend = backend
+        self._times = times
+        self._clock = clock
+        self._deltas: AsyncGenerator[tuple[int, Delta], None] | None = None
+        self._failure: str | None = None
+
+    @property
+    def admission_wait_s(self) -> float:
+        """Arrival to admitted."""
+        return self._times.admitted_s - self._times.arrival_s
+
+    def answers_by_prompt(self) -> list[list[Answer]]:
+        """One list per prompt."""
+        n = self.request.n
+        return [self.answers[i : i + n] for i in range(0, len(self.answers), n)]
+
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt that answer `index` continues."""
+        return self.prompts[index // self.request.n]
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """(answer index, delta) in order of arrival, until every answer has finished. To be read once.
+
+        Raises ApiError; DeadlineExceeded when the time is up.
+        """
+        streams = [self._open(index) for index in range(len(self.answers))]
+        self._deltas = _merge(streams)
+        while True:
+            try:
+                async with self.deadline():
+                    index, delta = await anext(self._deltas)
+            except StopAsyncIteration:
+                break
+            except ApiError as error:
+                self.note_failure(error)
+                raise
+            self.answers[index].take(delta, self._clock.monotonic())
+            yield index, delta
+        if any(answer.finish_reason is None for answer in self.answers):
+            error = InternalError("The backend ended an answer without saying why.")
+            self.note_failure(error)
+            raise error
+
+    @asynccontextmanager
+    async def deadline(self) -> AsyncIterator[None]:
+        """Raises DeadlineExceeded out of the block when the request's time is up."""
+        try:
+            async with asyncio.timeout_at(self._times.ends_at):
+                yield
+        except TimeoutError:
+            raise DeadlineExceeded("The request's deadline passed before its answer was whole.") from None
+
+    def note_failure(self, error: ApiError) -> None:
+        """It did not end well."""
+        self._failure = "deadline" if isinstance(error, DeadlineExceeded) else "error"
+
+    def note_left(self) -> None:
+        """The client went away."""
+        self._failure = self._failure or "cancelled"
+
+    async def close(self) -> None:
+        """Abort what still runs. Safe to call at any time."""
+        if self._deltas is not None:
+            await self._deltas.aclose()
+
+    def outcome(self) -> RequestOutcome:
+        """Everything there is to say about it, once it is over."""
+        is_done = all(answer.finish_reason is not None for answer in self.answers)
+        stats = tuple(answer.stats for answer in self.answers if answer.stats is not None)
+        return RequestOutcome(
+            request=self.request,
+            decision=self.decision,
+            outcome="ok" if is_done else self._failure or "error",
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            timings=self.timings(),
+            stats=stats,
+            policy_changes=tuple(change for s in stats for change in s.policy_changes),
+            inter_token_s=tuple(gap for answer in self.answers for gap in answer.gaps),
+        )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Each prompt counts once, however many answers it gets."""
+        return sum(len(prompt.prepared.token_ids) for prompt in self.prompts)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all answers."""
+        return sum(answer.num_output_tokens for answer in self.answers)
+
+    def timings(self) -> Timings:
+        """As of now; with several answers, TPOT is their mean and the rest that of the whole."""
+        arrival_s = self._times.arrival_s
+        firsts = [answer.first_s for answer in self.answers if answer.first_s is not None]
+        lasts = [answer.last_s for answer in self.answers if answer.last_s is not None]
+        tpots = [answer.tpot_s for answer in self.answers if answer.tpot_s is not None]
+        waits = [answer.stats.queue_wait_s for answer in self.answers if answer.stats is not None]
+        return Timings(
+            queue_wait_s=self.admission_wait_s + max(waits, default=0.0),
+            ttft_s=min(firsts) - arrival_s if firsts else None,
+            e2e_s=(max(lasts) if lasts else self._clock.monotonic()) - arrival_s,
+            tpot_s=sum(tpots) / len(tpots) if tpots else None,
+        )
+
+    def _open(self, index: int) -> AsyncIterator[Delta]:
+        prompt, decision = self.prompt_of(index), self.decision
+        return self._backend.generate(
+            prompt.request,
+            prompt.prepared,
+            PolicyAssignment(decision.policy, decision.num_speculative_tokens, decision.is_exact),
+            index=index,
+            max_tokens=prompt.max_tokens,
+            label=decision.task.label,
+        )
+
+
+async def _merge(streams: Sequence[AsyncIterator[Delta]]) -> AsyncGenerator[tuple[int, Delta], None]:
+    """All streams at once. Closing it, or a failure of one, closes them all."""
+    try:
+        if len(streams) == 1:
+            async for delta in streams[0]:
+                yield 0, delta
+        else:
+            async with aclosing(_pumped(streams)) as merged:
+                async for item in merged:
+                    yield item
+    finally:
+        for stream in streams:
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+
+
+async def _pumped(streams: Sequence[AsyncIterator[Delta]]) -> AsyncGenerator[tuple[int, Delta], None]:
+    queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))
+
+    async def pump(index: int) -> None:
+        try:
+            async for delta in streams[index]:
+                await queue.put((index, delta))
+        except Exception as error:  # noqa: BLE001 - carried to the reader, who raises it
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.create_task(pump(index)) for index in range(len(streams))]
+    try:
+        num_open = len(streams)
+        while num_open:
+            item = await queue.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)

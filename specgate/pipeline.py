@@ -1,0 +1,230 @@
+"""One request's life, top to bottom: the file to read first.
+
+ 1 arrive     api/ has parsed and checked the body and stamped the arrival; here: may it run at all?
+ 2 admit      a bounded queue per model; the deadline already counts
+ 3 describe   the prompt is encoded; task and shape are looked at
+ 4 predict    task, answer length, acceptance so far, load
+ 5 decide     policy/decide.py: a policy, and the reason for it
+ 6 submit     one stream per answer from the backend
+ 7-10         schedule, draft, forward, verify: inside the engine, once per step
+11 emit       deltas to api/, which turns them into JSON or SSE
+12 learn      the outcome goes to metrics, decision log and learner, exactly once
+
+Leaving `Pipeline.run` in any way (client gone, deadline, error) closes the backend's streams, which
+aborts the work there, and gives the slots back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+from specgate.admission import Admission
+from specgate.backends.base import Backend, ModelCard
+from specgate.clock import Clock
+from specgate.config import PolicyConfig, RequestsConfig
+from specgate.errors import (
+    ApiError,
+    BadRequest,
+    ContextTooLong,
+    DeadlineExceeded,
+    Draining,
+    NotFound,
+    NotReady,
+    UnsupportedParameter,
+)
+from specgate.estimate import estimate_length, estimate_task
+from specgate.generation import Generation, Prompt, Times
+from specgate.learning import Learner
+from specgate.load import LoadMeter
+from specgate.policy.decide import Facts, decide, unknown_policy
+from specgate.telemetry.decision_log import DecisionLog
+from specgate.telemetry.metrics import Metrics
+from specgate.types import Decision, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model with everything that belongs to it alone."""
+
+    id: str
+    backend: Backend
+    admission: Admission
+    meter: LoadMeter
+    learner: Learner
+
+
+@dataclass(slots=True)
+class Switches:
+    """What an operator sets while the server runs."""
+
+    forced_policy: str | None = None  # the kill switch
+    is_draining: bool = False
+    is_hurried: bool = False  # asked twice to end: running requests are not waited for
+
+
+class Pipeline:
+    """Runs requests. Holds no state of its own beside how many are open."""
+
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        policy: PolicyConfig,
+        limits: RequestsConfig,
+        switches: Switches,
+        metrics: Metrics,
+        log: DecisionLog,
+        clock: Clock,
+    ) -> None:
+        self.models = models
+        self.switches = switches
+        self.num_open = 0
+        self._policy = policy
+        self._limits = limits
+        self._metrics = metrics
+        self._log = log
+        self._clock = clock
+
+    @asynccontextmanager
+    async def run(self, request: GenerationRequest, arrival_s: float) -> AsyncIterator[Generation]:
+        """The life of one request. Raises an ApiError if it may not run; the block reads
+        `Generation.deltas()` and may be left at any moment."""
+        ends_at = asyncio.get_running_loop().time() + self._limits.deadline_s
+        ends_at -= self._clock.monotonic() - arrival_s
+        generation: Generation | None = None
+        self.num_open += 1
+        try:
+            async with AsyncExitStack() as stack:
+                model = self._arrive(request)  # 1
+                async with _deadline(ends_at):
+                    await stack.enter_async_context(model.admission.slot(_num_answers(request)))  # 2
+                    times = Times(arrival_s, self._clock.monotonic(), ends_at)
+                    prompts = await self._encode(model, request)  # 3
+                decision = self.decide(model, request)  # 4, 5
+                generation = Generation(request, decision, prompts, model.backend, times, self._clock)  # 6
+                try:
+                    yield generation  # 7 to 11
+                except ApiError as error:
+                    generation.note_failure(error)
+                    raise
+                except (asyncio.CancelledError, ConnectionError):
+                    generation.note_left()
+                    raise
+                finally:
+                    try:
+                        await generation.close()
+                    finally:
+                        self._learn(model, generation)  # 12
+        except (ApiError, asyncio.CancelledError) as error:
+            if generation is None:
+                self._count_undecided(request, error)
+            raise
+        finally:
+            self.num_open -= 1
+
+    def decide(self, model: ServedModel, request: GenerationRequest) -> Decision:
+        """Steps 4 and 5: also what /admin/explain shows. Runs nothing."""
+        card = model.backend.card
+        room = request.sampling.max_tokens if request.has_explicit_max_tokens else card.max_model_len
+        task = estimate_task(request)
+        facts = Facts(
+            task=task,
+            length=estimate_length(request, task, max(1, room)),
+            load=model.meter.view(model.admission, model.backend.load()),
+            methods=card.methods,
+            acceptance_p50=model.learner.acceptance_p50(task.label),
+            overrides=request.overrides,
+            forced=self.switches.forced_policy,
+            baseline_only=("echo with logprobs",) if request.sampling.has_prompt_logprobs else (),
+            unsupported=request.unsupported,
+        )
+        return decide(facts, self._policy)
+
+    def find(self, model_id: str) -> ServedModel:
+        """The model of that name. Raises NotFound naming those there are."""
+        model = self.models.get(model_id)
+        if model is None:
+            known = ", ".join(self.models)
+            raise NotFound(
+                f"The model {model_id[:200]!r} does not exist; served are: {known}.", "model", code="model_not_found"
+            )
+        return model
+
+    def count_refused(self, endpoint: str, error: ApiError) -> None:
+        """A body that did not become a request."""
+        self._metrics.refused("none", endpoint, error.default_code or "invalid_request")
+
+    def _arrive(self, request: GenerationRequest) -> ServedModel:
+        if self.switches.is_draining:
+            raise Draining("The server is draining and takes no new requests.")
+        model = self.find(request.model)
+        model.meter.arrived()
+        status = model.backend.status()
+        if not status.is_ready:
+            raise NotReady(f"The model is not ready: {status.detail}.")
+        if request.unsupported:
+            name = request.unsupported[0]
+            raise UnsupportedParameter(f"{name!r} is understood, but generating with it is not supported yet.", name)
+        if wrong := unknown_policy(request.overrides, model.backend.card.methods):
+            raise BadRequest(f"The {wrong}", "specgate.policy", code="unknown_policy")
+        _check_token_ids(request, model.backend.card)
+        return model
+
+    async def _encode(self, model: ServedModel, request: GenerationRequest) -> tuple[Prompt, ...]:
+        prompts = []
+        for text in (request.prompt, *request.more_prompts):
+            single = replace(request, prompt=text, more_prompts=()) if request.more_prompts else request
+            prepared = await model.backend.prepare(single)
+            room = model.backend.card.max_model_len - len(prepared.token_ids)
+            max_tokens = request.sampling.max_tokens if request.has_explicit_max_tokens else room
+            if max_tokens > room:
+                raise ContextTooLong(
+                    f"The context is {model.backend.card.max_model_len} tokens: {len(prepared.token_ids)} of the"
+                    f" prompt and {max_tokens} asked for are too many. At most {room} can be asked for.",
+                    "max_tokens",
+                )
+            prompts.append(Prompt(single, prepared, max_tokens))
+        return tuple(prompts)
+
+    def _learn(self, model: ServedModel, generation: Generation) -> None:
+        outcome = generation.outcome()
+        self._metrics.finished(outcome, generation.admission_wait_s)
+        self._log.add(outcome)
+        model.meter.waited(outcome.timings.queue_wait_s)
+        model.learner.learn(outcome)
+
+    def _count_undecided(self, request: GenerationRequest, error: BaseException) -> None:
+        model = request.model if request.model in self.models else "none"
+        if isinstance(error, ApiError):
+            self._metrics.refused(model, request.endpoint, error.default_code or "invalid_request")
+        else:
+            self._metrics.left(model, request.endpoint)
+
+
+@asynccontextmanager
+async def _deadline(ends_at: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(ends_at):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded("The request's deadline passed before it could start.") from None
+
+
+def _num_answers(request: GenerationRequest) -> int:
+    return request.n * (1 + len(request.more_prompts))
+
+
+def _check_token_ids(request: GenerationRequest, card: ModelCard) -> None:
+    """Ids that the model has no token for."""
+    if card.vocab_size is None:
+        return
+    for name, ids in (
+        ("logit_bias", request.sampling.logit_bias), ("stop_token_ids", request.sampling.stop_token_ids),
+    ):  # fmt: skip
+        for token_id in ids:
+            if token_id >= card.vocab_size:
+                raise BadRequest(
+                    f"{name!r} has {token_id}; token ids of this model are 0 to {card.vocab_size - 1}.", name
+                )
