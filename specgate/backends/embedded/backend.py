@@ -130,7 +130,8 @@ class EmbeddedBackend:
                     yield delta
                 return
             except (EngineLost, NotReady) as error:
-                if has_shown or attempt == 1 or not await self._supervisor.wait_ready(self._config.retry_wait_s):
+                can_retry = attempt == 0 and not has_shown
+                if not can_retry or not await self._supervisor.wait_ready(self._config.retry_wait_s):
                     raise
                 logger.warning("running a request again that had no first token yet: %s", error.message)
 
@@ -179,13 +180,12 @@ class EmbeddedBackend:
                     raise EngineLost(f"the engine went away during the request ({mail.why})")
                 answer.close()
                 return
-            if not answer.needs_abort:
+            had_stop = answer.needs_abort
+            if not had_stop:
                 _check_output(mail)
-                answer.push(mail)
-                if answer.needs_abort:
-                    self._supervisor.abort(request.request_id)
-            else:
-                answer.push(mail)
+            answer.push(mail)
+            if answer.needs_abort and not had_stop:
+                self._supervisor.abort(request.request_id)
 
     async def _load_text_side(self) -> None:
         loop = asyncio.get_running_loop()

@@ -61,6 +61,7 @@ def _tojson(
     )
 
 
+_TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _RESERVED = ("messages", "tools", "documents", "raise_exception", "strftime_now")
 
 
@@ -111,7 +112,7 @@ class ChatTemplate:
             )
         except _Refusal as refusal:
             raise TemplateFailed(f"the model's chat template refuses the messages: {refusal}") from refusal
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        except _TEMPLATE_FAULTS as error:
             raise TemplateFailed(
                 f"the model's chat template cannot be applied to the messages: {error}"
             ) from error

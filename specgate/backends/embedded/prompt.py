@@ -36,10 +36,9 @@ class PromptEncoder:
         files = resolve(source)
         settings = load_tokenizer_settings(files)
         special = {"bos_token": settings.bos_token or "", "eos_token": settings.eos_token or ""}
+        source_text = settings.chat_template
         try:
-            template = (
-                None if settings.chat_template is None else ChatTemplate(settings.chat_template, special, wall)
-            )
+            template = None if source_text is None else ChatTemplate(source_text, special, wall)
         except TemplateFailed as error:
             raise ModelSourceError(f"{files.folder}: {error}") from error
         return cls(load_tokenizer(files), template)

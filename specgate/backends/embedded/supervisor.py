@@ -26,7 +26,6 @@ from specgate.errors import NotReady
 logger = logging.getLogger(__name__)
 
 WORKER_COMMAND = (sys.executable, "-m", "specgate.backends.embedded.worker")
-_TICK_S = 0.5
 _EXIT_GRACE_S = 2.0  # from the end of the socket to the end of the process
 
 
@@ -41,6 +40,7 @@ class Supervision:
     backoff_max_s: float = 30.0
     backoff_reset_s: float = 60.0  # serving this long makes the next failure a first one
     stop_grace_s: float = 5.0
+    tick_s: float = 0.5  # between pings, and between looks at the signs of life
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +241,10 @@ class Supervisor:
 
     async def _run(self) -> None:
         pause_s = self._config.backoff_min_s
-        while not self._is_final:
+        while True:
             why = await self._live()
+            if self._is_final:
+                return
             life = self._life
             if life.fatal is not None and life.fatal.is_permanent:
                 logger.error("the engine cannot start: %s", why)
@@ -280,7 +282,8 @@ class Supervisor:
             await self._watch(life, link)
         finally:
             life.ready = None  # from here on nothing is submitted
-            self._detail = "the engine process has ended"
+            if not self._is_final:
+                self._detail = "the engine process has ended"
             left_by_itself = link.closed.is_set() and life.hang is None
             link.close()
             await _end_process(process, _EXIT_GRACE_S if left_by_itself else 0.0)
@@ -305,12 +308,12 @@ class Supervisor:
         before_s = self._clock.monotonic()
         while not link.closed.is_set():
             try:
-                await asyncio.wait_for(link.closed.wait(), _TICK_S)
+                await asyncio.wait_for(link.closed.wait(), self._config.tick_s)
             except TimeoutError:
                 pass  # the usual case: nothing happened during this tick
             now_s = self._clock.monotonic()
             # A gateway that was itself stopped for a while must not blame the engine for it.
-            passed_s = min(now_s - before_s, 2 * _TICK_S)
+            passed_s = min(now_s - before_s, 2 * self._config.tick_s)
             before_s = now_s
             life.hang = self._find_hang(life, passed_s)
             if life.hang is not None:

@@ -168,17 +168,19 @@ def _serve(sock: socket.socket, outbox: Outbox) -> int:
     reader = Reader(sock, outbox, planner)
     start = reader.wait_start()
     outbox.put(wire.Loading("starting the engine"))
+    seeds = random.SystemRandom()
     try:
         engine = build_engine(
-            start.config, planner, time.perf_counter, lambda: random.SystemRandom().getrandbits(63), Progress(outbox)
+            start.config, planner, time.perf_counter, lambda: seeds.getrandbits(63), Progress(outbox)
         )
         kernels = _warm_up(engine)
     except (EngineError, ValueError) as error:
         outbox.put(wire.Fatal(str(error), is_permanent=True))
         return 1
-    except Exception as error:  # noqa: BLE001  the process's boundary: whatever it is, the gateway is told
+    except Exception as error:  # the process's boundary: whatever it is, the gateway is told
         logger.exception("the engine did not start")
-        outbox.put(wire.Fatal(f"the engine did not start: {type(error).__name__}: {error}", is_permanent=False))
+        why = f"the engine did not start: {type(error).__name__}: {error}"
+        outbox.put(wire.Fatal(why, is_permanent=False))
         return 1
 
     def emit(result: StepResult) -> None:
@@ -200,7 +202,8 @@ def _warm_up(engine: Engine) -> str:
     Returns the names of the kernels that ran.
     """
     kernels = ""
-    engine.add(EngineRequest("warm-up", (0, 0), SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)))
+    sampling = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    engine.add(EngineRequest("warm-up", (0, 0), sampling))
     while engine.has_work:
         record = engine.step().record
         kernels = record.kernels if record is not None else kernels

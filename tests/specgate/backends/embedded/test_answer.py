@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import FinishReason, PolicyChange, SamplingParams, SequenceOutput, SequenceStats, TokenLogprob
+from engine.types import (
+    FinishReason,
+    PolicyChange,
+    SamplingParams,
+    SequenceOutput,
+    SequenceStats,
+    TokenLogprob,
+)
 from specgate.backends.embedded.answer import Answer
 from specgate.backends.embedded.detokenize import TokenBytes
 from specgate.types import Delta
@@ -18,7 +25,12 @@ from tests.specgate.backends.embedded.tokenizers_for_tests import byte_level
 TOKENIZER = byte_level()
 TABLE = TokenBytes(TOKENIZER)
 END = TOKENIZER.token_to_id("<|end|>")
-TEXTS = ["the quick brown fox jumps over the lazy dog", "你好，世界！🎉 again 你好", "aaaa bbbb aaaa", "def add(a, b):\n    return a"]
+TEXTS = [
+    "the quick brown fox jumps over the lazy dog",
+    "你好，世界！🎉 again 你好",
+    "aaaa bbbb aaaa",
+    "def add(a, b):\n    return a",
+]
 
 
 def blocks_of(ids: list[int], cuts: list[int], **last: object) -> list[SequenceOutput]:
@@ -28,7 +40,10 @@ def blocks_of(ids: list[int], cuts: list[int], **last: object) -> list[SequenceO
         SequenceOutput(
             "r",
             tuple(ids[a:b]),
-            logprobs=tuple(TokenLogprob(token, -float(place), ((token, -float(place)), (0, -9.0))) for place, token in enumerate(ids[a:b], a)),
+            logprobs=tuple(
+                TokenLogprob(token, -float(place), ((token, -float(place)), (0, -9.0)))
+                for place, token in enumerate(ids[a:b], a)
+            ),
             num_accepted_tokens=b - a - 1,
             num_draft_tokens=b - a,
         )
@@ -50,7 +65,21 @@ def run(answer: Answer, outputs: list[SequenceOutput]) -> list[Delta]:
             SequenceOutput(
                 "r",
                 finish_reason=FinishReason.ABORT,
-                stats=SequenceStats(7, 3, 999, 99, 50, 200, 100, (50,), (60,), 1, 0.25, 0.5, (PolicyChange(0, "ngram", "x"), PolicyChange(990, "draft", "y"))),
+                stats=SequenceStats(
+                    7,
+                    3,
+                    999,
+                    99,
+                    50,
+                    200,
+                    100,
+                    (50,),
+                    (60,),
+                    1,
+                    0.25,
+                    0.5,
+                    (PolicyChange(0, "ngram", "x"), PolicyChange(990, "draft", "y")),
+                ),
             )
         )
         deltas += [delta] if (delta := answer.take()) else []
@@ -77,14 +106,21 @@ def naive(ids: list[int], stops: list[str], min_tokens: int) -> tuple[str, int, 
 
 @given(
     text=st.sampled_from(TEXTS),
-    stops=st.lists(st.sampled_from(["quick", "k b", "o", "好", "，世", "🎉", "aa", " ", "bb a", "\n", "zzz", "the lazy"]), max_size=3),
+    stops=st.lists(
+        st.sampled_from(
+            ["quick", "k b", "o", "好", "，世", "🎉", "aa", " ", "bb a", "\n", "zzz", "the lazy"]
+        ),
+        max_size=3,
+    ),
     cuts=st.lists(st.integers(0, 60), max_size=12),
     min_tokens=st.integers(0, 6),
 )
 @settings(max_examples=400)
 def test_blocks_do_not_matter(text: str, stops: list[str], cuts: list[int], min_tokens: int) -> None:
     ids = TOKENIZER.encode(text).ids
-    outputs = blocks_of(ids, cuts, finish_reason=FinishReason.LENGTH, stats=SequenceStats(num_output_tokens=len(ids)))
+    outputs = blocks_of(
+        ids, cuts, finish_reason=FinishReason.LENGTH, stats=SequenceStats(num_output_tokens=len(ids))
+    )
     answer = Answer(TABLE, SamplingParams(min_tokens=min_tokens), stops, 7)
     deltas = run(answer, outputs)
     expected_text, num_tokens, stop = naive(ids, stops, min_tokens)
@@ -134,10 +170,15 @@ def test_counts_after_a_stop_string_are_those_of_what_was_delivered() -> None:
 def test_a_stop_token_gives_no_text_and_counts() -> None:
     ids = TOKENIZER.encode("the fox").ids
     stop_token = TOKENIZER.encode("x").ids[0]
-    for sampling, reason in ((SamplingParams(stop_token_ids=(stop_token,)), stop_token), (SamplingParams(), None)):
+    for sampling, reason in (
+        (SamplingParams(stop_token_ids=(stop_token,)), stop_token),
+        (SamplingParams(), None),
+    ):
         answer = Answer(TABLE, sampling, (), 1)
         stats = SequenceStats(num_output_tokens=len(ids) + 1)
-        (delta,) = run(answer, [SequenceOutput("r", (*ids, stop_token), finish_reason=FinishReason.STOP, stats=stats)])
+        (delta,) = run(
+            answer, [SequenceOutput("r", (*ids, stop_token), finish_reason=FinishReason.STOP, stats=stats)]
+        )
         assert (delta.text, delta.num_tokens, delta.finish_reason) == ("the fox", len(ids) + 1, "stop")
         assert delta.stop_reason == reason
         assert delta.stats is stats
@@ -183,7 +224,10 @@ def test_logprobs_in_text() -> None:
     ids = TOKENIZER.encode("🎉").ids
     answer = Answer(TABLE, SamplingParams(num_logprobs=1), (), 1)
     entries = tuple(TokenLogprob(token, -0.5, ((token, -0.5), (END, -2.0))) for token in ids)
-    (delta,) = run(answer, [SequenceOutput("r", tuple(ids), entries, (None, *entries), finish_reason=FinishReason.LENGTH)])
+    (delta,) = run(
+        answer,
+        [SequenceOutput("r", tuple(ids), entries, (None, *entries), finish_reason=FinishReason.LENGTH)],
+    )
     assert b"".join(entry.token_bytes for entry in delta.logprobs) == "🎉".encode()
     assert delta.logprobs[0].top[1] == ("<|end|>", END, -2.0, b"<|end|>")
     assert delta.prompt_logprobs[0] is None

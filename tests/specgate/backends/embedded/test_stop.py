@@ -14,7 +14,7 @@ STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), min_size=1, max_size
 
 
 def first_stop(text: str, stops: list[str], from_end: int = 0) -> tuple[str, str] | None:
-    """Naive reference: of all occurrences ending after `from_end` the one that ends first, the longest of these."""
+    """Naive: of all occurrences ending after `from_end` the one that ends first, the longest of these."""
     ends = [
         (end, -len(stop), stop)
         for stop in stops
@@ -44,7 +44,8 @@ def test_pieces_give_what_the_whole_text_gives(pieces: list[str], stops: list[st
         # Nothing is shown that a later piece could turn into a stop string, and no more is held back.
         held = seen[len(shown) :]
         longest = max(
-            (len(stop[:size]) for stop in stops for size in range(len(stop)) if seen.endswith(stop[:size])), default=0
+            (len(stop[:size]) for stop in stops for size in range(len(stop)) if seen.endswith(stop[:size])),
+            default=0,
         )
         assert len(held) == longest
     assert shown + finder.finish() == seen
