@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry
 
 from engine.config import EngineConfig
@@ -72,7 +73,8 @@ def build_app(
         started_s=clock.monotonic(),
     )
     keys = KeyCheck(config.auth, config.server.host)
-    app = web.Application(middlewares=[request_ids, errors, keys.middleware])
+    middlewares: list[Middleware] = [request_ids, errors, keys.middleware]
+    app = web.Application(middlewares=middlewares)
     app[GATEWAY] = gateway
     app.on_response_prepare.append(add_request_id)
     app.cleanup_ctx.append(_run_backends)

@@ -52,7 +52,12 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
         return {
-            "error": {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}
+            "error": {
+                "message": self.message,
+                "type": self.error_type,
+                "param": self.param,
+                "code": self.code,
+            }
         }
 
 

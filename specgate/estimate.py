@@ -17,7 +17,8 @@ from specgate.types import TASKS, GenerationRequest, LengthEstimate, TaskEstimat
 _END_CHARS = 400  # how much of each end of a long message is taken for the instruction
 _FENCE = re.compile(r"```|~~~")
 _CODE_LINE = re.compile(
-    r"^\s*(def |class |import |from \w+ import|return\b|if .*:$|for .*:$|while .*[:{]$|func |fn |public |private |"
+    r"^\s*(def |class |import |from \w+ import|return\b|if .*:$|for .*:$|while .*[:{]$|func |fn |"
+    r"public |private |"
     r"#include|const |let |var |@\w+|}\s*$|\S.*[;{]\s*$)",
     re.MULTILINE,
 )
@@ -31,7 +32,8 @@ def _words(english: str, chinese: str) -> re.Pattern[str]:
 _VERBS: tuple[tuple[str, float, re.Pattern[str]], ...] = (
     (
         "summarization", 4.0,
-        _words(r"summar(?:y|ies|ize|ise|izing)|tl;?dr|key points|main points|minutes of|gist|condense|recap|headline",
+        _words(r"summar(?:y|ies|ize|ise|izing)|tl;?dr|key points|main points|minutes of|"
+               r"gist|condense|recap|headline",
                r"总结|摘要|概括|概述|归纳|要点|纪要|提炼|标题"),
     ),
     (
@@ -41,47 +43,60 @@ _VERBS: tuple[tuple[str, float, re.Pattern[str]], ...] = (
     ),
     (
         "code_edit", 4.0,
-        _words(r"fix|bugs?|refactor|rewrite (?:the|this) (?:code|function)|modify|debug|edit|rename|correct the|"
-               r"add (?:a|an|type|doc)\w*|apply the (?:change|edit)|patch|updated? (?:the|this) (?:code|file|function)",
+        _words(r"fix|bugs?|refactor|rewrite (?:the|this) (?:code|function)|modify|debug|"
+               r"edit|rename|correct the|"
+               r"add (?:a|an|type|doc)\w*|apply the (?:change|edit)|patch|updated? (?:the|"
+               r"this) (?:code|file|function)",
                r"修复|修改|重构|改写(?:代码|函数)|调试|改正|有错|错误.{0,6}代码|加上|重命名|改成"),
     ),
     (
         "code_completion", 3.0,
         _words(r"complete the (?:function|code|method|body)|implement|write (?:a|an|the) (?:\w+ ){0,3}"
                r"(?:function|program|script|class|method|query|regex)|function body|continue the code",
-               r"补全|实现.{0,12}(?:函数|方法|功能|代码)|写.{0,8}(?:函数|程序|脚本|代码)|编写.{0,10}(?:函数|程序|代码)|续写代码"),
+               r"补全|实现.{0,12}(?:函数|方法|功能|代码)|写.{0,8}(?:函数|程序|脚本|代码)|"
+               r"编写.{0,10}(?:函数|程序|代码)|续写代码"),
     ),
     (
         "document_qa", 3.5,
-        _words(r"according to|based on the|given the (?:passage|text|context|document)|in the (?:passage|text|document)|"
-               r"answer the (?:following )?question|from the (?:passage|text)|read the|context:|passage:|document:",
+        _words(r"according to|based on the|given the (?:passage|text|context|document)|"
+               r"in the (?:passage|text|document)|"
+               r"answer the (?:following )?question|from the (?:passage|text)|read the|context:|"
+               r"passage:|document:",
                r"根据(?:上|下|以|文|材|段|资)|阅读|文中|材料|段落|依据|原文|从文|回答(?:问题|下)"),
     ),
     (
         "reasoning", 3.0,
-        _words(r"how (?:many|much)|step[- ]by[- ]step|calculate|solve|prove|probability|what is the (?:total|sum|area)|"
+        _words(r"how (?:many|much)|step[- ]by[- ]step|calculate|solve|prove|probability|"
+               r"what is the (?:total|sum|area)|"
                r"per (?:hour|day|week|cent)|percent|altogether|remaining|logic(?:al)?|estimate how",
-               r"多少|几(?:个|只|天|元|本|米|人|棵|条|张|名|次|小时|分)|计算|求解|证明|一共|平均|还剩|推理|概率"),
+               r"多少|几(?:个|只|天|元|本|米|人|棵|条|张|名|次|小时|分)|计算|求解|证明|一共|"
+               r"平均|还剩|推理|概率"),
     ),
     (
         "creative_writing", 3.5,
-        _words(r"(?:write|compose|create) (?:\w+ ){0,4}(?:story|poem|essay|song|lyrics|novel|blog|article|letter|speech|"
-               r"script|ad|advertisement|post|review|travel\w*|email)|story about|poem|haiku|imagine you|role-?play|"
+        _words(r"(?:write|compose|create) (?:\w+ ){0,4}(?:story|poem|essay|song|lyrics|"
+               r"novel|blog|article|letter|speech|"
+               r"script|ad|advertisement|post|review|travel\w*|email)|story about|poem|haiku|"
+               r"imagine you|role-?play|"
                r"act as|pretend",
-               r"写(?:一|篇|首|个|出)?.{0,12}(?:故事|诗|小说|文章|散文|作文|演讲|文案|歌词|剧本|信|报告|方案|日记|广告)|"
+               r"写(?:一|篇|首|个|出)?.{0,12}(?:故事|诗|小说|文章|散文|作文|演讲|文案|歌词|"
+               r"剧本|信|报告|方案|日记|广告)|"
                r"创作|编一|续写|扮演|充当|想象你"),
     ),
 )  # fmt: skip
 
 _TYPICAL_TOKENS: dict[str, tuple[float, float]] = {
-    "document_qa": (65, 220), "summarization": (80, 260), "code_edit": (130, 480), "code_completion": (80, 360),
-    "chat": (240, 620), "reasoning": (110, 350), "translation": (50, 220), "tool_call": (55, 150),
+    "document_qa": (65, 220), "summarization": (80, 260), "code_edit": (130, 480),
+    "code_completion": (80, 360), "chat": (240, 620), "reasoning": (110, 350), "translation": (50, 220), "tool_call": (55, 150),
     "creative_writing": (340, 1100),
 }  # fmt: skip
 """Median and 90th percentile of answers by task: a prior, until lengths are learned from traffic."""
 
 _ASKED_LENGTH = re.compile(r"(\d{2,5})\s*[- ]?\s*(words?\b|字|词)", re.IGNORECASE)
-_SHORT_ANSWER = re.compile(r"\b(?:in one (?:word|sentence)|one-word|yes or no|briefly)\b|一句话|简短|简要|只回答", re.IGNORECASE)
+_SHORT_ANSWER = re.compile(
+    r"\b(?:in one (?:word|sentence)|one-word|yes or no|briefly)\b|一句话|简短|简要|只回答",
+    re.IGNORECASE,
+)
 _TOKENS_PER_UNIT = {"字": 0.8, "词": 1.2}  # of an English word: 1.35
 
 
@@ -165,7 +180,9 @@ def _points(request: GenerationRequest) -> Iterator[tuple[str, float]]:
 def _shape(request: GenerationRequest) -> _Shape:
     if request.messages is not None:
         users = [str(m["content"]) for m in request.messages if m["role"] == "user"]
-        system = "".join(str(m["content"])[:_END_CHARS] + "\n" for m in request.messages if m["role"] == "system")
+        system = "".join(
+            str(m["content"])[:_END_CHARS] + "\n" for m in request.messages if m["role"] == "system"
+        )
         text = users[-1] if users else ""
     else:
         text, system = request.prompt if isinstance(request.prompt, str) else "", ""

@@ -132,9 +132,7 @@ class Generation:
             self.answers[index].take(delta, self._clock.monotonic())
             yield index, delta
         if any(answer.finish_reason is None for answer in self.answers):
-            error = InternalError("The backend ended an answer without saying why.")
-            self.note_failure(error)
-            raise error
+            raise InternalError("The backend ended an answer without saying why.")
 
     @asynccontextmanager
     async def deadline(self) -> AsyncIterator[None]:

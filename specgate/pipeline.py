@@ -148,7 +148,9 @@ class Pipeline:
         if model is None:
             known = ", ".join(self.models)
             raise NotFound(
-                f"The model {model_id[:200]!r} does not exist; served are: {known}.", "model", code="model_not_found"
+                f"The model {model_id[:200]!r} does not exist; served are: {known}.",
+                "model",
+                code="model_not_found",
             )
         return model
 
@@ -166,7 +168,9 @@ class Pipeline:
             raise NotReady(f"The model is not ready: {status.detail}.")
         if request.unsupported:
             name = request.unsupported[0]
-            raise UnsupportedParameter(f"{name!r} is understood, but generating with it is not supported yet.", name)
+            raise UnsupportedParameter(
+                f"{name!r} is understood, but generating with it is not supported yet.", name
+            )
         if wrong := unknown_policy(request.overrides, model.backend.card.methods):
             raise BadRequest(f"The {wrong}", "specgate.policy", code="unknown_policy")
         _check_token_ids(request, model.backend.card)
@@ -177,12 +181,13 @@ class Pipeline:
         for text in (request.prompt, *request.more_prompts):
             single = replace(request, prompt=text, more_prompts=()) if request.more_prompts else request
             prepared = await model.backend.prepare(single)
-            room = model.backend.card.max_model_len - len(prepared.token_ids)
+            context, num_prompt = model.backend.card.max_model_len, len(prepared.token_ids)
+            room = context - num_prompt
             max_tokens = request.sampling.max_tokens if request.has_explicit_max_tokens else room
             if max_tokens > room:
                 raise ContextTooLong(
-                    f"The context is {model.backend.card.max_model_len} tokens: {len(prepared.token_ids)} of the"
-                    f" prompt and {max_tokens} asked for are too many. At most {room} can be asked for.",
+                    f"The context is {context} tokens: {num_prompt} of the prompt and {max_tokens} asked for"
+                    f" are too many. At most {room} can be asked for.",
                     "max_tokens",
                 )
             prompts.append(Prompt(single, prepared, max_tokens))

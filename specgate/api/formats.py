@@ -133,7 +133,10 @@ class CompletionsFormat:
     def _logprobs(self, index: int, entries: Sequence[DeltaLogprob | None]) -> Json | None:
         if self._num_logprobs is None:
             return None
-        tokens, values, tops, offsets = [], [], [], []
+        tokens: list[str] = []
+        values: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
         for entry in entries:
             offsets.append(self._offsets[index])
             if entry is None:

@@ -33,9 +33,7 @@ class _Endpoint:
     format: Callable[[Generation], Format]
 
 
-CHAT = _Endpoint(
-    "chat", "chatcmpl-", "chat.completion", "chat.completion.chunk", Parser.chat, ChatFormat
-)
+CHAT = _Endpoint("chat", "chatcmpl-", "chat.completion", "chat.completion.chunk", Parser.chat, ChatFormat)
 COMPLETIONS = _Endpoint(
     "completions", "cmpl-", "text_completion", "text_completion", Parser.completions, CompletionsFormat
 )

@@ -74,11 +74,11 @@ async def _read_body(http: web.Request, max_bytes: int, deadline_s: float) -> by
 
 
 @web.middleware
-async def request_ids(http: web.Request, handler: _Handler) -> web.StreamResponse:
+async def request_ids(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Keep the caller's X-Request-Id if it is short and harmless in headers and logs, else make one."""
-    given = http.headers.get("X-Request-Id", "")
-    http[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-    return await handler(http)
+    given = request.headers.get("X-Request-Id", "")
+    request[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return await handler(request)
 
 
 async def add_request_id(http: web.Request, response: web.StreamResponse) -> None:
@@ -87,26 +87,29 @@ async def add_request_id(http: web.Request, response: web.StreamResponse) -> Non
 
 
 @web.middleware
-async def errors(http: web.Request, handler: _Handler) -> web.StreamResponse:
+async def errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Everything raised becomes an answer in OpenAI's shape; what nobody foresaw, a 500 without a trace."""
     try:
-        return await handler(http)
+        return await handler(request)
     except ApiError as error:
         return error_response(error)
     except web.HTTPNotFound:
-        return error_response(NotFound(f"There is no {http.path[:200]!r} here; see /openapi.json.", code="path_not_found"))
+        message = f"There is no {request.path[:200]!r} here; see /openapi.json."
+        return error_response(NotFound(message, code="path_not_found"))
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        response = error_response(MethodNotAllowed(f"{http.method} is not allowed here; allowed: {allowed}."))
+        message = f"{request.method[:20]} is not allowed here; allowed: {allowed}."
+        response = error_response(MethodNotAllowed(message))
         response.headers["Allow"] = allowed
         return response
     except web.HTTPException as error:
-        return error_response(BadRequest(error.reason)) if error.status < 500 else error_response(_internal(http))
+        is_theirs = error.status < 500
+        return error_response(BadRequest(error.reason) if is_theirs else _internal(request))
     except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception:  # the request boundary
-        logger.exception("request %s failed", http[REQUEST_ID])
-        return error_response(_internal(http))
+        logger.exception("request %s failed", request[REQUEST_ID])
+        return error_response(_internal(request))
 
 
 def _internal(http: web.Request) -> InternalError:
@@ -130,13 +133,15 @@ class KeyCheck:
         self._is_keyless = auth.keyless_on_loopback and is_loopback(host)
 
     @web.middleware
-    async def middleware(self, http: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def middleware(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Checks the paths that need a key, and notes whose it is."""
-        if http.path.startswith("/admin/"):
-            self._check(http, self._admin_keys, "admin key")
-        elif http.path.startswith("/v1/") or http.path in ("/tokenize", "/detokenize"):
-            http[TENANT] = self._check(http, self._api_keys, "API key")
-        return await handler(http)
+        resource = request.match_info.route.resource  # what will run, however the path was spelled
+        path = resource.canonical if resource is not None else ""
+        if path.startswith("/admin/"):
+            self._check(request, self._admin_keys, "admin key")
+        elif path.startswith("/v1/") or path in ("/tokenize", "/detokenize"):
+            request[TENANT] = self._check(request, self._api_keys, "API key")
+        return await handler(request)
 
     def _check(self, http: web.Request, keys: tuple[KeyConfig, ...], what: str) -> str:
         scheme, _, token = http.headers.get("Authorization", "").partition(" ")

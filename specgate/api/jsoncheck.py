@@ -42,8 +42,8 @@ def check(value: Any, schema: Schema, path: str = "") -> None:
         _check_size(len(value), schema, path, ("minLength", "maxLength"), "characters")
     elif kind == "array":
         _check_size(len(value), schema, path, ("minItems", "maxItems"), "items")
-        items = schema.get("items")
-        for index, item in enumerate(value) if items else ():
+        items: Schema = schema.get("items", {})
+        for index, item in enumerate(value if items else ()):
             check(item, items, f"{path}[{index}]")
     elif kind == "object":
         _check_object(value, schema, path)

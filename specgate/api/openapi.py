@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from specgate import __version__
-from specgate.api.schema import DETOKENIZE, DRAIN, FORCE, TOKENIZE, JsonSchema, chat_schema, completions_schema
+from specgate.api.schema import (
+    DETOKENIZE,
+    DRAIN,
+    FORCE,
+    TOKENIZE,
+    JsonSchema,
+    chat_schema,
+    completions_schema,
+)
 from specgate.config import RequestsConfig
 
 _ERROR_STATUS = {
@@ -23,6 +31,10 @@ _POLICY = {
     "name": "X-SpecGate-Policy", "in": "header", "required": False, "schema": {"type": "string"},
     "description": "auto, baseline, or a loaded method; wins over the body's specgate.policy",
 }  # fmt: skip
+_LIMIT = {
+    "name": "limit", "in": "query", "required": False,
+    "schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+}  # fmt: skip
 _REQUEST_ID = {
     "name": "X-Request-Id", "in": "header", "required": False, "schema": {"type": "string", "maxLength": 128},
     "description": "kept if it consists of letters, digits and ._:/+=@-; else one is made",
@@ -32,7 +44,8 @@ _REQUEST_ID = {
 def openapi_document(limits: RequestsConfig) -> dict[str, Any]:
     """OpenAPI 3.1."""
     chat, completions = chat_schema(limits), completions_schema(limits)
-    key, admin = [{"api_key": []}], [{"admin_key": []}]
+    key: list[Any] = [{"api_key": []}]
+    admin: list[Any] = [{"admin_key": []}]
     paths = {
         "/v1/chat/completions": {"post": _post("Answer a conversation", "ChatRequest", key, streams=True)},
         "/v1/completions": {"post": _post("Continue a text", "CompletionRequest", key, streams=True)},
@@ -47,9 +60,7 @@ def openapi_document(limits: RequestsConfig) -> dict[str, Any]:
         "/openapi.json": {"get": _get("This document")},
         "/admin/state": {"get": _get("Load, guards, acceptance", admin)},
         "/admin/explain": {"post": _post("What would be decided, and why", "ChatRequest", admin)},
-        "/admin/decisions": {
-            "get": _get("The last decisions", admin, [_query_parameter("limit", {"type": "integer", "minimum": 1})])
-        },
+        "/admin/decisions": {"get": _get("The last decisions", admin, [_LIMIT])},
         "/admin/policy": {"put": _post("Kill switch", "Force", admin)},
         "/admin/drain": {"post": _post("Take nothing new", "Drain", admin)},
     }
@@ -103,7 +114,9 @@ def _nullable(schema: JsonSchema) -> JsonSchema:
     return schema | {"properties": properties}
 
 
-def _post(summary: str, body: str, security: list[Any] | None = None, *, streams: bool = False) -> dict[str, Any]:
+def _post(
+    summary: str, body: str, security: list[Any] | None = None, *, streams: bool = False
+) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
@@ -123,7 +136,8 @@ def _get(
     summary: str, security: list[Any] | None = None, parameters: list[Any] | None = None,
     kind: str = "application/json",
 ) -> dict[str, Any]:  # fmt: skip
-    ok = {"description": "OK", "content": {kind: {"schema": {"type": "string" if kind == "text/plain" else "object"}}}}
+    schema = {"type": "string" if kind == "text/plain" else "object"}
+    ok = {"description": "OK", "content": {kind: {"schema": schema}}}
     return {
         "summary": summary,
         "security": security or [],
@@ -139,7 +153,3 @@ def _errors() -> dict[str, Any]:
 
 def _path_parameter(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-
-
-def _query_parameter(name: str, schema: JsonSchema) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": False, "schema": schema}

@@ -9,10 +9,10 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from specgate import __version__
+from specgate.api.generate import caller_of
 from specgate.api.http import json_response, read_json
 from specgate.api.jsoncheck import check
 from specgate.api.openapi import openapi_document
-from specgate.api.generate import caller_of
 from specgate.api.schema import DETOKENIZE, TOKENIZE
 from specgate.errors import BadRequest, NotReady
 from specgate.gateway import GATEWAY, Gateway

@@ -161,7 +161,9 @@ def _sampling(fields: _Fields, max_tokens: int | None, num_logprobs: int | None)
     """`max_tokens` None: as far as the context goes, which the pipeline fills in."""
     min_tokens = fields.get("min_tokens", 0)
     if max_tokens is not None and min_tokens > max_tokens:
-        raise BadRequest(f"'min_tokens' is {min_tokens}, above the most tokens allowed ({max_tokens}).", "min_tokens")
+        raise BadRequest(
+            f"'min_tokens' is {min_tokens}, above the {max_tokens} tokens allowed.", "min_tokens"
+        )
     top_p, top_k = float(fields.get("top_p", 1.0)), max(0, fields.get("top_k", 0))
     if top_p == 0.0:  # a nucleus of no mass still holds the best token
         top_p, top_k = 1.0, 1

@@ -76,7 +76,8 @@ class FakeBackend:
             param = "messages"
         else:
             param = "prompt"
-            text = request.prompt if isinstance(request.prompt, str) else self.detokenize(list(request.prompt or ()))
+            prompt = request.prompt or ""
+            text = prompt if isinstance(prompt, str) else self.detokenize(list(prompt))
         if not text:
             raise BadRequest("'prompt' must hold at least one token.", param)
         if len(text) >= self._card.max_model_len:
@@ -150,9 +151,24 @@ class FakeBackend:
         seconds, accepted = self.script.step_s, delta.num_accepted
         work = (DraftWork(method, 0, 1, depth, accepted, 0, seconds / 4),) if depth else ()
         record = StepRecord(
-            self._step, self._clock.monotonic() - seconds, seconds, "verify" if depth else "decode",
-            1, 1, depth + 1, 0, 0, depth + 1, 0, delta.num_tokens, 0.0, seconds / 4, seconds / 2, seconds / 4, work,
-        )  # fmt: skip
+            step=self._step,
+            started_s=self._clock.monotonic() - seconds,
+            seconds=seconds,
+            kind="verify" if depth else "decode",
+            num_sequences=1,
+            num_decode_sequences=1,
+            num_tokens=depth + 1,
+            num_prefill_tokens=0,
+            num_kv_tokens=0,
+            num_logits_rows=depth + 1,
+            num_sampled_rows=0,
+            num_emitted_tokens=delta.num_tokens,
+            schedule_s=0.0,
+            draft_s=seconds / 4,
+            forward_s=seconds / 2,
+            verify_s=seconds / 4,
+            drafts=work,
+        )
         for listener in self._listeners:
             listener(record)
 
@@ -160,7 +176,9 @@ class FakeBackend:
 class _Answer:
     """One answer being played: text, tokens and counts, cut at the same token."""
 
-    def __init__(self, request: GenerationRequest, script: FakeConfig, max_tokens: int, num_prompt: int) -> None:
+    def __init__(
+        self, request: GenerationRequest, script: FakeConfig, max_tokens: int, num_prompt: int
+    ) -> None:
         self._request = request
         self._script = script
         self._max_tokens = max_tokens
@@ -240,6 +258,6 @@ class _Answer:
         return DeltaLogprob(chr(token), token, -0.125, chr(token).encode(), top)
 
     def _prompt_logprobs(self) -> tuple[DeltaLogprob | None, ...]:
-        ids = tuple(map(ord, self._request.prompt)) if isinstance(self._request.prompt, str) else self._request.prompt
-        return (None, *(self._logprob(t) for t in (ids or ())[1:]))
-
+        prompt = self._request.prompt or ""
+        ids = tuple(map(ord, prompt)) if isinstance(prompt, str) else prompt
+        return (None, *(self._logprob(token) for token in ids[1:]))

@@ -165,7 +165,7 @@ def _build(hint: Any, node: _Node, path: str, limits: Mapping[str, Any], faults:
             return faults.add(node.where, path, "must be a list")
         (item_hint, _) = typing.get_args(hint)
         return tuple(_build(item_hint, v, f"{path}.{i}", {}, faults) for i, v in enumerate(node.value))
-    if origin is not None and issubclass(origin, Mapping) if isinstance(origin, type) else False:
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(node.value, dict):
             return faults.add(node.where, path, "must be a mapping")
         value_hint = typing.get_args(hint)[1]

@@ -4,6 +4,8 @@ Nothing here reads files; `specgate.config.loader` does. The JSON schema and the
 `check-config` are generated from these classes.
 """
 
+# ruff: noqa: RUF009 - `setting` is `dataclasses.field` with a doc
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -89,7 +91,9 @@ class AdmissionConfig:
 class FakeConfig:
     """A scripted backend: no model, exact tokens and delays. For tests and load on the gateway."""
 
-    text: str = setting("The quick brown fox jumps over the lazy dog. ", "what it answers; a token a character")
+    text: str = setting(
+        "The quick brown fox jumps over the lazy dog. ", "what it answers; a token a character"
+    )
     prefill_s: float = setting(0.0, "delay before the first step", ge=0)
     step_s: float = setting(0.0, "delay of every step", ge=0)
     methods: Mapping[str, int] = setting(
@@ -97,7 +101,9 @@ class FakeConfig:
     )
     accepted_per_draft: int = setting(2, "draft tokens accepted in every draft, at most", ge=0)
     max_model_len: int = setting(8192, "context length it claims", ge=16)
-    fail_after_tokens: int | None = setting(None, "fail when that many tokens are out; 0: before the first", ge=0)
+    fail_after_tokens: int | None = setting(
+        None, "fail when that many tokens are out; 0: before the first", ge=0
+    )
     hang_after_tokens: int | None = setting(None, "hang when that many tokens are out", ge=0)
 
 
@@ -116,13 +122,17 @@ class PolicyConfig:
     """The rule policy: which load means plain decoding, which tasks get which drafter."""
 
     max_requests_per_s: float | None = setting(None, "above it requests decode plainly; null: no limit", gt=0)
-    max_queue_wait_p95_ms: float | None = setting(200.0, "above it requests decode plainly; null: no limit", gt=0)
+    max_queue_wait_p95_ms: float | None = setting(
+        200.0, "above it requests decode plainly; null: no limit", gt=0
+    )
     window_s: float = setting(30.0, "how far back rate and queue wait look", gt=0)
     min_window_samples: int = setting(20, "fewer queue waits in the window say nothing", ge=1)
     ngram_tasks: tuple[TaskName, ...] = setting(
         ("document_qa", "summarization", "code_edit"), "tasks whose answers repeat their input"
     )
-    draft_min_output_tokens: int = setting(256, "the draft model needs a longer expected answer than this", ge=0)
+    draft_min_output_tokens: int = setting(
+        256, "the draft model needs a longer expected answer than this", ge=0
+    )
     draft_min_acceptance: float = setting(0.65, "and a median acceptance above this", ge=0, le=1)
     acceptance_window: int = setting(200, "finished requests per policy and task the median is over", ge=1)
     min_acceptance_samples: int = setting(8, "fewer finished requests say nothing", ge=1)

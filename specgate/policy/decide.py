@@ -24,7 +24,9 @@ class Facts:
     length: LengthEstimate
     load: LoadView
     methods: Mapping[str, int]  # loaded methods and their default depth; baseline is not listed
-    acceptance_p50: Mapping[str, float] = field(default_factory=dict)  # by method, for this task; absent: no data
+    acceptance_p50: Mapping[str, float] = field(
+        default_factory=dict
+    )  # by method, for this task; absent: no data
     overrides: Overrides = field(default_factory=Overrides)
     forced: str | None = None  # the kill switch
     baseline_only: tuple[str, ...] = ()  # parameters of the request that speculation cannot serve
@@ -134,9 +136,10 @@ def _rule_refusal(policy: str, facts: Facts, rules: PolicyConfig) -> str | None:
 
 
 def _candidate(policy: str, choice: _Choice, facts: Facts, rules: PolicyConfig) -> Candidate:
-    """A candidate is allowed if the request could run under it as things stand. `why_not` also
-    tells why an allowed one was not chosen."""
+    """A candidate is allowed unless something forbids it. That the rules prefer another forbids
+    nothing; `why_not` then says why they do."""
     refused = unknown_policy(facts.overrides, facts.methods)
+    is_refused = bool(facts.unsupported) or refused is not None
     if facts.unsupported:
         why: str | None = f"unsupported_params: {', '.join(facts.unsupported)}"
     elif refused is not None:
@@ -150,7 +153,7 @@ def _candidate(policy: str, choice: _Choice, facts: Facts, rules: PolicyConfig) 
     return Candidate(
         policy=policy,
         num_speculative_tokens=_depth(policy, facts),
-        is_allowed=why is None,
+        is_allowed=why is None or (choice.reason is Reason.RULE and not is_refused),
         why_not=why,
         predicted=Prediction(output_tokens=facts.length.p50),
     )

@@ -19,7 +19,27 @@ from engine.types import BASELINE, StepRecord
 from specgate.types import RequestOutcome
 
 _SHORT_S = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
-_LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 600.0)
+_LONG_S = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.2,
+    0.35,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    600.0,
+)
 _TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 _MAX_POSITION = 15  # deeper positions share the last label
 _NONE = "none"  # label of what was not decided
@@ -47,7 +67,9 @@ class _LiveCollector(Collector):
             "specgate_running_requests", "Requests admitted and not finished", value=now.num_running
         )
         yield GaugeMetricFamily(
-            "specgate_waiting_requests", "Requests waiting: for admission or in the engine", value=now.num_waiting
+            "specgate_waiting_requests",
+            "Requests waiting: for admission or in the engine",
+            value=now.num_waiting,
         )
         blocks = GaugeMetricFamily(
             "specgate_kv_blocks", "Target KV blocks by state: free, cached, used", labels=["state"]
@@ -100,9 +122,14 @@ class Metrics:
         self.requests = self._counter(
             "requests_total", "Requests by how they ended", "model", "endpoint", "outcome", *by_task
         )
-        self.duration = self._histogram("request_duration_seconds", "Arrival to last token", _LONG_S, *by_task)
+        self.duration = self._histogram(
+            "request_duration_seconds", "Arrival to last token", _LONG_S, *by_task
+        )
         self.ttft = self._histogram(
-            "time_to_first_token_seconds", "Arrival to the first token handed to the writer", _LONG_S, *by_task
+            "time_to_first_token_seconds",
+            "Arrival to the first token handed to the writer",
+            _LONG_S,
+            *by_task,
         )
         self.itl = self._histogram(
             "inter_token_latency_seconds", "Between successive emissions to one stream", _SHORT_S, *by_task
@@ -111,11 +138,16 @@ class Metrics:
             "time_per_output_token_seconds", "(E2E - TTFT) / (output tokens - 1)", _SHORT_S, *by_task
         )
         self.queue_wait = self._histogram(
-            "queue_wait_seconds", "Before the first scheduled step, by stage: admission, engine", _LONG_S, "stage"
+            "queue_wait_seconds",
+            "Before the first scheduled step, by stage: admission, engine",
+            _LONG_S,
+            "stage",
         )
         self.prompt_tokens = self._counter("prompt_tokens_total", "Prompt tokens of admitted requests")
         self.output_tokens = self._counter("output_tokens_total", "Tokens emitted")
-        self.cached_tokens = self._counter("cached_prompt_tokens_total", "Prompt tokens found in the prefix cache")
+        self.cached_tokens = self._counter(
+            "cached_prompt_tokens_total", "Prompt tokens found in the prefix cache"
+        )
         self.request_prompt_tokens = self._histogram(
             "request_prompt_tokens", "Prompt tokens per request", _TOKENS, "task"
         )
@@ -126,12 +158,17 @@ class Metrics:
 
     def _register_speculation(self) -> None:
         by_task = ("policy", "task")
-        self.decisions = self._counter("decisions_total", "Decisions taken", "policy", "reason", "task", "arm")
+        self.decisions = self._counter(
+            "decisions_total", "Decisions taken", "policy", "reason", "task", "arm"
+        )
         self.drafts = self._counter("drafts_total", "Non-empty drafts verified", *by_task)
         self.draft_tokens = self._counter("draft_tokens_total", "Draft tokens verified", *by_task)
         self.accepted_tokens = self._counter("accepted_tokens_total", "Draft tokens accepted", *by_task)
         self.accepted_per_position = self._counter(
-            "accepted_tokens_per_position_total", "Draft tokens accepted, by depth from 0", *by_task, "position"
+            "accepted_tokens_per_position_total",
+            "Draft tokens accepted, by depth from 0",
+            *by_task,
+            "position",
         )
         self.rejections = self._counter(
             "rejections_total", "Drafts refused, by depth of the refused token from 0", *by_task, "position"
@@ -146,7 +183,9 @@ class Metrics:
             "guard_state", "0 allowed, 1 probing, 2 shut", "guard", "policy", "task"
         )
         self.guard_trips = self._counter("guard_trips_total", "Guards that shut", "guard", "reason")
-        self.drafter_errors = self._counter("drafter_errors_total", "Drafters that failed in a step", "policy", "kind")
+        self.drafter_errors = self._counter(
+            "drafter_errors_total", "Drafters that failed in a step", "policy", "kind"
+        )
         self.consistency_checks = self._counter(
             "consistency_checks_total", "Greedy answers decoded again plainly", "result"
         )
@@ -156,16 +195,20 @@ class Metrics:
         self.draft_seconds = self._counter("draft_seconds_total", "Time spent drafting", "policy")
         self.verify_seconds = self._counter("verify_seconds_total", "Time spent verifying and sampling")
         self.device_seconds = self._counter(
-            "device_seconds_total", "Step time by policy and part: draft, forward (by tokens), verify (by tokens)",
-            "policy", "part",
-        )  # fmt: skip
+            "device_seconds_total",
+            "Step time by policy and part: draft, forward, verify (the last two shared by tokens)",
+            "policy",
+            "part",
+        )
         self.preemptions = self._counter("preemptions_total", "Sequences pushed back for want of KV blocks")
 
     def _register_models(self) -> None:
         self.prediction_error = self._histogram(
             "prediction_error_seconds", "Absolute error of predictions", _SHORT_S, "model"
         )
-        self.coefficient = self._gauge("latency_model_coefficient", "Fitted coefficients, in their units", "name")
+        self.coefficient = self._gauge(
+            "latency_model_coefficient", "Fitted coefficients, in their units", "name"
+        )
         self.canary_stage = self._gauge("canary_stage", "Stage a rollout is in", "name")
         self.canary_share = self._gauge("canary_share_ratio", "Share of traffic a rollout gets", "name")
 
@@ -229,7 +272,9 @@ class Metrics:
         for work in record.drafts:
             self.draft_seconds.labels(work.method).inc(work.seconds)
             self.device_seconds.labels(work.method, "draft").inc(work.seconds)
-            tokens = work.num_sequences + work.num_draft_tokens  # each sequence's own token comes with its draft
+            tokens = (
+                work.num_sequences + work.num_draft_tokens
+            )  # each sequence's own token comes with its draft
             self._share(record, work.method, tokens)
             drafted += tokens
         self._share(record, BASELINE, max(0, record.num_tokens - drafted))
