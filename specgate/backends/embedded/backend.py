@@ -16,8 +16,9 @@ from engine.types import EngineLoad, EngineRequest, FinishReason, PolicyAssignme
 from specgate.backends.base import BackendStatus, ModelCard
 from specgate.backends.embedded import wire
 from specgate.backends.embedded.answer import Answer
+from specgate.backends.embedded.link import Lost, Mailbox
 from specgate.backends.embedded.prompt import PromptEncoder
-from specgate.backends.embedded.supervisor import Lost, Mailbox, Supervision, Supervisor
+from specgate.backends.embedded.supervisor import Supervision, Supervisor
 from specgate.clock import Clock
 from specgate.errors import BadRequest, EngineLost, InternalError, NotReady
 from specgate.types import Delta, GenerationRequest, PreparedPrompt

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.types import EngineLoad, EngineRequest, SequenceOutput, StepRecord
+from engine.types import EngineLoad, EngineRequest, StepRecord
 from specgate.backends.base import BackendStatus
 from specgate.backends.embedded import wire
+from specgate.backends.embedded.link import Link, Lost, Mail, Mailbox
 from specgate.clock import Clock
 from specgate.errors import NotReady
 
@@ -41,70 +42,6 @@ class Supervision:
     backoff_reset_s: float = 60.0  # serving this long makes the next failure a first one
     stop_grace_s: float = 5.0
     tick_s: float = 0.5  # between pings, and between looks at the signs of life
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The engine process went away while it ran this request."""
-
-    why: str
-
-
-Mail = SequenceOutput | wire.Refused | Lost
-
-
-class Mailbox:
-    """What the engine process says about one request, for one reader."""
-
-    def __init__(self) -> None:
-        self._mail: list[Mail] = []
-        self._arrived = asyncio.Event()
-
-    def put(self, mail: Mail) -> None:
-        """Add mail and wake the reader."""
-        self._mail.append(mail)
-        self._arrived.set()
-
-    async def get(self) -> list[Mail]:
-        """Everything that came since the last call, at least one piece."""
-        await self._arrived.wait()
-        self._arrived.clear()
-        mail, self._mail = self._mail, []
-        return mail
-
-
-class _Link(asyncio.Protocol):
-    """The socket to one engine process."""
-
-    def __init__(self, on_message: Callable[[wire.FromWorker], None]) -> None:
-        self._on_message = on_message
-        self._frames = wire.FrameSplitter()
-        self._transport: asyncio.Transport | None = None
-        self.closed = asyncio.Event()
-        self.fault: str | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for body in self._frames.feed(data):
-                self._on_message(wire.decode_from_worker(body))
-        except wire.WireError as error:
-            self.fault = str(error)
-            self.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed.set()
-
-    def send(self, message: wire.ToWorker) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(wire.encode(message))
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
 
 @dataclass(slots=True)
@@ -137,7 +74,7 @@ class Supervisor:
         self._clock = clock
         self._mailboxes: dict[str, Mailbox] = {}
         self._life = _Life()
-        self._link: _Link | None = None
+        self._link: Link | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # readiness or finality changed
@@ -268,7 +205,7 @@ class Supervisor:
         try:
             with theirs:
                 process = await self._spawn(theirs)
-            link = _Link(self._on_message)
+            link = Link(self._on_message)
             await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         except OSError as error:
             ours.close()
@@ -303,7 +240,7 @@ class Supervisor:
             stdout=asyncio.subprocess.DEVNULL,
         )
 
-    async def _watch(self, life: _Life, link: _Link) -> None:
+    async def _watch(self, life: _Life, link: Link) -> None:
         """Return when the socket is closed or the process hangs."""
         before_s = self._clock.monotonic()
         while not link.closed.is_set():

@@ -33,7 +33,7 @@ async def read_all(
     backend: EmbeddedBackend, into: list[Delta], prompt: str = PROMPT, max_tokens: int = LONG
 ) -> None:
     async for delta in stream(backend, completion(prompt), max_tokens=max_tokens):
-        into.append(delta)
+        into.append(delta)  # noqa: PERF401  one by one, so that a watcher sees them come
 
 
 async def signal_engine(backend: EmbeddedBackend, number: signal.Signals) -> int:
@@ -158,7 +158,8 @@ from specgate.backends.embedded.backend import EmbeddedBackend, EmbeddedConfig
 from specgate.clock import SystemClock
 
 async def main():
-    backend = EmbeddedBackend(EmbeddedConfig("tiny", EngineConfig(model=sys.argv[1], num_blocks=64)), SystemClock())
+    config = EmbeddedConfig("tiny", EngineConfig(model=sys.argv[1], num_blocks=64))
+    backend = EmbeddedBackend(config, SystemClock())
     await backend.start()
     while not backend.status().is_ready:
         await asyncio.sleep(0.01)

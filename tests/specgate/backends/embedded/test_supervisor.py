@@ -17,7 +17,8 @@ import pytest
 from engine.config import EngineConfig
 from engine.types import EngineRequest, FinishReason, SequenceOutput, StepRecord
 from specgate.backends.embedded import wire
-from specgate.backends.embedded.supervisor import Lost, Mail, Mailbox, Supervision, Supervisor
+from specgate.backends.embedded.link import Lost, Mail, Mailbox
+from specgate.backends.embedded.supervisor import Supervision, Supervisor
 from specgate.clock import SystemClock
 from specgate.errors import NotReady
 
