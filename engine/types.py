@@ -194,8 +194,8 @@ class EngineLoad:
 
     num_running: int
     num_waiting: int
-    num_free_blocks: int
-    num_cached_blocks: int  # free to take, but holding reusable prefixes
+    num_free_blocks: int  # free to take, the cached ones among them
+    num_cached_blocks: int  # of the free ones, those that hold reusable prefixes
     num_used_blocks: int
     num_total_blocks: int
 

@@ -175,7 +175,7 @@ def _live_reader(models: Mapping[str, ServedModel], process: ProcessReader) -> C
             num_waiting=sum(model.admission.num_queued for model in models.values())
             + sum(load.num_waiting for load in loads),
             kv_blocks={
-                "free": sum(load.num_free_blocks for load in loads),
+                "free": sum(load.num_free_blocks - load.num_cached_blocks for load in loads),
                 "cached": sum(load.num_cached_blocks for load in loads),
                 "used": sum(load.num_used_blocks for load in loads),
             },

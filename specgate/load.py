@@ -46,7 +46,7 @@ class LoadMeter:
             num_queued=admission.num_queued,
             requests_per_s=len(self._arrivals) / self._window_s,
             queue_wait_p95_ms=_p95(waits) * 1e3 if len(waits) >= self._min_samples else None,
-            free_kv_ratio=(engine.num_free_blocks + engine.num_cached_blocks) / total if total else None,
+            free_kv_ratio=engine.num_free_blocks / total if total else None,
         )
 
 
