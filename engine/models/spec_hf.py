@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,7 @@ from engine.models.families import Family, family_of_hf
 from engine.models.rope import LinearScaling, Llama3Scaling, RopeSpec
 from engine.models.source import ModelFiles
 from engine.models.spec import ModelSpec
-from engine.models.tokenizer_settings import load_tokenizer_settings
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; raises `ModelSourceError` if it is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelSourceError(f"{path} is not readable JSON ({error}); download the model again.") from error
-    if not isinstance(value, dict):
-        raise ModelSourceError(f"{path} does not hold a JSON object; download the model again.")
-    return value
+from engine.models.tokenizer_settings import TokenizerSettings, load_tokenizer_settings, read_json
 
 
 class _Config:
@@ -75,8 +63,8 @@ def spec_from_folder(files: ModelFiles) -> ModelSpec:
         has_mlp_bias=family.obeys_mlp_bias and bool(config.get("mlp_bias", False)),
         has_qk_norm=family.has_qk_norm,
         is_tied=bool(config.get("tie_word_embeddings", False)),
-        bos_token_id=_bos(config),
-        eos_token_ids=_eos(config, files.folder / "generation_config.json"),
+        bos_token_id=_bos(config, settings),
+        eos_token_ids=_eos(config, files.folder / "generation_config.json") | settings.eos_token_ids,
         chat_template=settings.chat_template,
         name=files.name,
         sliding_window=_sliding_window(config, family),
@@ -134,15 +122,13 @@ def _rope(config: _Config) -> RopeSpec:
     )
 
 
-def _bos(config: _Config) -> int | None:
+def _bos(config: _Config, settings: TokenizerSettings) -> int | None:
     value = config.get("bos_token_id")
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) else settings.bos_token_id
 
 
 def _eos(config: _Config, generation_config: Path) -> frozenset[int]:
-    found = [config.get("eos_token_id")]
-    if generation_config.is_file():
-        found.append(read_json(generation_config).get("eos_token_id"))
+    found = [config.get("eos_token_id"), read_json(generation_config).get("eos_token_id")]
     ids: set[int] = set()
     for value in found:
         ids.update(value if isinstance(value, list) else [] if value is None else [value])

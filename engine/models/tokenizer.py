@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from engine.errors import ModelSourceError
 from engine.models.gguf_file import read_header
 from engine.models.source import ModelFiles
-from engine.models.tokenizer_gguf import tokenizer_from_gguf
+from engine.models.tokenizer_gguf import add_ends, tokenizer_from_gguf
 from engine.models.tokenizer_settings import TokenizerSettings, load_tokenizer_settings
 
 __all__ = ["TokenizerSettings", "load_tokenizer", "load_tokenizer_settings"]
@@ -35,4 +35,7 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     # Both are settings of training that some files carry along; a prompt must come out as it is.
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    settings = load_tokenizer_settings(files)
+    if settings.add_bos and tokenizer.post_processor is None:
+        add_ends(tokenizer, settings.bos_token, None)
     return tokenizer

@@ -168,6 +168,11 @@ def _add_ends(tokenizer: Tokenizer, header: GgufHeader) -> None:
     settings = settings_from_gguf(header)
     bos = settings.bos_token if settings.add_bos else None
     eos = settings.eos_token if header.metadata.get("tokenizer.ggml.add_eos_token") else None
+    add_ends(tokenizer, bos, eos)
+
+
+def add_ends(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> None:
+    """Make `encode(..., add_special_tokens=True)` put these tokens around a text."""
     ends = [token for token in dict.fromkeys((bos, eos)) if token is not None]
     if not ends:
         return

@@ -19,9 +19,10 @@ class TokenizerSettings:
     chat_template: str | None = None  # Jinja source
     bos_token: str | None = None
     eos_token: str | None = None
-    bos_token_id: int | None = None  # None where only config.json knows it
+    bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
-    add_bos: bool = False  # plain text (not a rendered chat template) starts with bos
+    # Plain text (not a rendered chat template) starts with bos; None leaves it to tokenizer.json.
+    add_bos: bool | None = None
 
 
 def load_tokenizer_settings(files: ModelFiles) -> TokenizerSettings:
@@ -68,21 +69,42 @@ def _adds_bos(metadata: dict[str, Any]) -> bool:
 
 
 def _settings_from_folder(folder: Path) -> TokenizerSettings:
-    path = folder / "tokenizer_config.json"
-    config: dict[str, Any] = {}
-    if path.is_file():
-        try:
-            config = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise ModelSourceError(f"{path} is no readable JSON ({error}); download it again.") from error
+    config = read_json(folder / "tokenizer_config.json")
     template_file = folder / "chat_template.jinja"
     template = template_file.read_text(encoding="utf-8") if template_file.is_file() else _template(config)
+    bos, eos = _token_text(config.get("bos_token")), _token_text(config.get("eos_token"))
+    ids = _added_token_ids(folder / "tokenizer.json")
+    stated = config.get("add_bos_token")
     return TokenizerSettings(
         chat_template=template,
-        bos_token=_token_text(config.get("bos_token")),
-        eos_token=_token_text(config.get("eos_token")),
-        add_bos=bool(config.get("add_bos_token", False)),
+        bos_token=bos,
+        eos_token=eos,
+        bos_token_id=ids.get(bos or ""),
+        eos_token_ids=frozenset(ids[token] for token in (eos,) if token in ids),
+        add_bos=None if stated is None else bool(stated),
     )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, empty where there is no such file.
+
+    Raises `ModelSourceError` if it holds anything else.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelSourceError(f"{path} is not readable JSON ({error}); download it again.") from error
+    if not isinstance(value, dict):
+        raise ModelSourceError(f"{path} does not hold a JSON object; download it again.")
+    return value
+
+
+def _added_token_ids(path: Path) -> dict[str, int]:
+    """Ids of the special tokens that tokenizer.json lists."""
+    added = read_json(path).get("added_tokens") or []
+    return {entry["content"]: entry["id"] for entry in added if {"content", "id"} <= entry.keys()}
 
 
 def _template(config: dict[str, Any]) -> str | None:

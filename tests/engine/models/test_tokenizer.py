@@ -18,13 +18,14 @@ from transformers import PreTrainedTokenizerFast
 from engine.errors import ModelSourceError
 from engine.models.gguf_file import read_header
 from engine.models.source import resolve
+from engine.models.spec import load_spec
 from engine.models.tiny_files import SPECIAL_TOKENS, save_tiny_model
 from engine.models.tokenizer import load_tokenizer, load_tokenizer_settings
 
 FRAGMENTS = (
     "The quick brown fox", " don't", "I'LL", "we've", "你好，世界！", "今天天气怎么样？", "日本語のテキスト",
-    "한국어", "🎉", "👩\u200d👩\u200d👧", "🇨🇳", "é", "e\u0301", "ﬁ", "½", "Ⅷ", "٣٤", "12345", " 007", "3.14159",
-    "1,000,000", "x2y3", "def f(x):\n\treturn x**2", "    for i in range(10):\n        print(i)",
+    "한국어", "🎉", "👩\u200d👩\u200d👧", "🇨🇳", "é", "e\u0301", "ﬁ", "½", "Ⅷ", "٣٤", "12345", " 007",
+    "3.14159", "1,000,000", "x2y3", "def f(x):\n\treturn x**2", "    for i in range(10):\n        print(i)",
     '{"a": [1, 2]}', "</div>", "a_b-c", "http://example.com/?q=1&r=%20", "\n", "\n\n\n", "\r\n", "\t\t",
     "  ", "     ", " \n ", "\u00a0", "\u200b", "\u3000", "!!!", "...", " ->", "<|im_start|>", "<|im_end|>",
     "<|endoftext|>", "<tool>", "<|im_start", "Ünïcödé", "Привет", "مرحبا", "\u2581under", "<s>", "</s>",
@@ -370,6 +371,21 @@ def test_template_and_tokens_in_their_other_spellings(tmp_path: Path) -> None:
     settings = load_tokenizer_settings(resolve(str(folder)))
     assert (settings.chat_template, settings.bos_token, settings.eos_token) == ("D", "<b>", None)
     assert settings.add_bos is True
+
+
+def test_bos_eos_and_their_ids_come_from_the_tokenizers_files(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "m")
+    (folder / "config.json").write_text(
+        (folder / "config.json").read_text().replace('"bos_token_id": 1', '"bos_token_id": null')
+    )
+    config = {"bos_token": "<|endoftext|>", "eos_token": "<|im_start|>", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    spec = load_spec(resolve(str(folder)))
+    assert spec.bos_token_id == 0
+    assert spec.eos_token_ids == {1, 2}  # config.json's and the tokenizer's
+    tokenizer = load_tokenizer(resolve(str(folder)))
+    assert tokenizer.encode("a").tokens == ["<|endoftext|>", "a"]
+    assert tokenizer.encode("a", add_special_tokens=False).tokens == ["a"]
 
 
 def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
