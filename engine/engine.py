@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.drafting import Drafting
 from engine.errors import IntegrityError, InvalidLogits, RequestRefused
 from engine.kv.block_manager import BlockManager
-from engine.models.llama import CausalLM
+from engine.models.interface import LanguageModel
 from engine.runner import ModelRunner
 from engine.sampling import SamplingState
 from engine.scheduler import ScheduledStep, Scheduler
@@ -53,7 +53,7 @@ class Engine:
     def __init__(
         self,
         config: EngineConfig,
-        target: CausalLM,
+        target: LanguageModel,
         drafters: Mapping[str, Drafter],
         planner: SpecPlanner,
         clock: Callable[[], float],

@@ -9,7 +9,8 @@ import torch
 from engine.config import DraftModelConfig, EngineConfig
 from engine.engine import Engine
 from engine.errors import DrafterMismatch
-from engine.models.llama import CausalLM, Progress
+from engine.models.interface import LanguageModel
+from engine.models.llama import Progress
 from engine.models.registry import load_model
 from engine.spec.draft_model import DraftModelDrafter
 from engine.spec.drafter import Drafter
@@ -38,7 +39,7 @@ def build_engine(
 
 
 def build_drafters(
-    config: EngineConfig, target: CausalLM, progress: Progress | None = None
+    config: EngineConfig, target: LanguageModel, progress: Progress | None = None
 ) -> dict[str, Drafter]:
     """The drafters of `config` for `target`, by method name.
 
@@ -54,7 +55,7 @@ def build_drafters(
 
 
 def _build_draft_model(
-    config: EngineConfig, draft: DraftModelConfig, target: CausalLM, progress: Progress | None
+    config: EngineConfig, draft: DraftModelConfig, target: LanguageModel, progress: Progress | None
 ) -> DraftModelDrafter:
     if (draft.source is None) == (draft.layers_of_target is None):
         raise DrafterMismatch("the draft model needs exactly one of `source` and `layers_of_target`")

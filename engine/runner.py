@@ -7,8 +7,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from engine.batch import BatchRow, build_batch
-from engine.kernels import kernels_in_use
-from engine.models.llama import CausalLM
+from engine.models.interface import LanguageModel
 from engine.sampling import token_logprobs
 from engine.scheduler import ScheduledStep
 from engine.sequence import Sequence
@@ -22,7 +21,7 @@ PROMPT_LOGPROB_ROWS = 64
 class ModelRunner:
     """Runs the target. Holds its cache; knows nothing of scheduling or acceptance."""
 
-    def __init__(self, target: CausalLM, num_blocks: int, block_size: int) -> None:
+    def __init__(self, target: LanguageModel, num_blocks: int, block_size: int) -> None:
         self.target = target
         self.device = target.device
         self.block_size = block_size
@@ -31,7 +30,7 @@ class ModelRunner:
     @property
     def kernels(self) -> str:
         """Which implementations of the hot operations run here, for step records."""
-        return kernels_in_use(self.device, self.target.dtype)
+        return self.target.kernels
 
     def forward(self, step: ScheduledStep, trees: Seq[DraftTree]) -> tuple[torch.Tensor, StepSizes]:
         """One target forward over every scheduled token; `trees[i]` belongs to `step.sequences[i]`.

@@ -115,9 +115,7 @@ def record_step(
     timer: StepTimer,
 ) -> StepRecord:
     """The record of a finished step, but for what drafters, planner and kernels add to it."""
-    sampled = (
-        1 + len(trees[i]) for i in step.deciding if not step.sequences[i].request.sampling.is_greedy
-    )
+    sampled = (1 + len(trees[i]) for i in step.deciding if not step.sequences[i].request.sampling.is_greedy)
     return StepRecord(
         step=number,
         started_s=timer.started_s,

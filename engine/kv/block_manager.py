@@ -32,9 +32,7 @@ def new_block_table() -> BlockTable[int]:
     return array("i")
 
 
-def extend_hashes(
-    hashes: list[bytes], token_ids: Sequence[int], block_size: int, salt: str = ""
-) -> None:
+def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], block_size: int, salt: str = "") -> None:
     """Append to `hashes` the names of the full blocks of `token_ids` that it does not cover yet.
 
     128 bits of BLAKE2b: nobody can construct two prefixes of equal name, nor a prefix of

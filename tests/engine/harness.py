@@ -163,9 +163,7 @@ def all_drafters(
     spec = model.spec
     oracle = known_continuations(known)
     stubs = {"right": None, "wrong": 0, "right1": 1, "right2": 2, "right3": 3}
-    other = tiny_model(
-        "qwen3", seed=7, vocab_size=spec.vocab_size, num_layers=1, max_model_len=64
-    )
+    other = tiny_model("qwen3", seed=7, vocab_size=spec.vocab_size, num_layers=1, max_model_len=64)
     sizes = {"num_blocks": 64, "block_size": 4}
     config = DraftModelConfig()
     drafters: list[Drafter] = [

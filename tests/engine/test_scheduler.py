@@ -144,9 +144,7 @@ def test_equal_prompts_wait_for_the_first_and_share_its_blocks() -> None:
 class SchedulerMachine(RuleBasedStateMachine):
     """Random requests over a two-letter alphabet, aborts at any moment, random draft outcomes."""
 
-    @initialize(
-        num_blocks=st.integers(6, 20), budget=st.integers(1, 24), max_sequences=st.integers(1, 6)
-    )
+    @initialize(num_blocks=st.integers(6, 20), budget=st.integers(1, 24), max_sequences=st.integers(1, 6))
     def start(self, num_blocks: int, budget: int, max_sequences: int) -> None:
         self.scheduler = make_scheduler(num_blocks, budget, max_sequences)
         self.live: dict[str, Sequence] = {}

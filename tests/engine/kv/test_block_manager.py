@@ -26,7 +26,7 @@ def test_names_are_chained_and_salted() -> None:
     names = names_of(tokens)
     assert len(names) == 3
     assert len(set(names)) == 3
-    assert names_of(tokens + [1, 2, 3]) == names  # a block that is not full has no name
+    assert names_of([*tokens, 1, 2, 3]) == names  # a block that is not full has no name
     assert names_of(tokens[:8]) == names[:2]
     assert names_of([99, *tokens[1:]])[1:] != names[1:]  # equal tokens, another prefix
     assert not set(names_of(tokens, "tenant")) & set(names)
@@ -142,7 +142,11 @@ class BlockMachine(RuleBasedStateMachine):
         self.content: dict[int, tuple[int, ...]] = {}
         self.next_key = 0
 
-    @rule(target=tables, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=26), salt=st.sampled_from("ab"))
+    @rule(
+        target=tables,
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=26),
+        salt=st.sampled_from("ab"),
+    )
     def start(self, tokens: list[int], salt: str) -> int:
         table = new_block_table()
         names = names_of(tokens, salt)
