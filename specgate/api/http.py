@@ -30,8 +30,8 @@ from specgate.errors import (
 
 logger = logging.getLogger(__name__)
 
-REQUEST_ID = "specgate.request_id"
-TENANT = "specgate.tenant"
+REQUEST_ID = web.RequestKey("request_id", str)
+TENANT = web.RequestKey("tenant", str)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _encoder = msgspec.json.Encoder()
