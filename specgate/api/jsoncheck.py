@@ -15,6 +15,7 @@ from specgate.errors import BadRequest, UnknownParameter
 
 Schema = Mapping[str, Any]
 
+_MAX_LISTED = 12
 _KINDS: Mapping[str, str] = {
     "object": "an object",
     "array": "an array",
@@ -54,21 +55,33 @@ def _check_object(value: Mapping[str, Any], schema: Schema, path: str) -> None:
     properties: Mapping[str, Schema] = schema.get("properties", {})
     required = schema.get("required", ())
     others = schema.get("additionalProperties", True)
+    _refuse_unknown(value, properties, others, path)
+    for key in required:
+        if key not in value:
+            at = f"{path}.{key}" if path else key
+            raise BadRequest(f"{_name(at)} is required.", at, code="missing_required_parameter")
     for key, item in value.items():
         at = f"{path}.{key}" if path else key
         if key in properties:
             if item is not None or key in required:
                 check(item, properties[key], at)
-        elif others is False:
-            near = difflib.get_close_matches(key[:64], properties, n=1, cutoff=0.6)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise UnknownParameter(f"{_name(at[:200])} is not a field of this API.{hint}", at[:200])
         elif isinstance(others, Mapping):
             check(item, others, at[:200])
-    for key in required:
-        if key not in value:
-            at = f"{path}.{key}" if path else key
-            raise BadRequest(f"{_name(at)} is required.", at, code="missing_required_parameter")
+
+
+def _refuse_unknown(
+    value: Mapping[str, Any], properties: Mapping[str, Schema], others: Any, path: str
+) -> None:
+    for key in value if others is False else ():
+        if key in properties:
+            continue
+        at = (f"{path}.{key}" if path else key)[:200]
+        near = difflib.get_close_matches(key[:64], properties, n=1)
+        if near:
+            hint = f" Did you mean {near[0]!r}?"
+        else:
+            hint = f" Allowed: {', '.join(properties)}." if len(properties) <= _MAX_LISTED else ""
+        raise UnknownParameter(f"{_name(at)} is not a field of this API.{hint}", at)
 
 
 def _check_any(value: Any, options: list[Schema], path: str) -> None:
