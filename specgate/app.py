@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from engine.config import EngineConfig
 from specgate.admission import Admission
@@ -87,9 +87,21 @@ def make_runner(app: web.Application) -> web.AppRunner:
     return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
 
 
+def run(config: Config) -> int:
+    """`serve` on the fast event loop; what the command line calls. Returns the exit code."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(config))
+
+
 async def serve(config: Config) -> int:
-    """Run until SIGTERM or SIGINT; prints one line when it can answer. Returns the exit code."""
+    """Run until SIGTERM or SIGINT; prints one line when it can answer. Returns the exit code.
+
+    Raises OSError when the address cannot be bound.
+    """
     set_up_logging(config.logging)
+    disable_created_metrics()
     app = build_app(config)
     gateway = app[GATEWAY]
     stop = asyncio.Event()

@@ -6,7 +6,6 @@ Exit codes: 0 fine, 1 the work failed, 2 wrong use. Errors are one sentence on s
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
@@ -86,14 +85,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from specgate.app import serve
+    from specgate.app import run
 
     settings = list(args.settings)
     settings += [f"server.host={args.host}"] if args.host is not None else []
     settings += [f"server.port={args.port}"] if args.port is not None else []
     config = _load(args.config, settings)
     try:
-        return asyncio.run(serve(config)) or FINE
+        return run(config)
     except OSError as error:
         raise CommandError(f"cannot serve: {error}; give another --host or --port") from error
 

@@ -84,6 +84,7 @@ async def request_ids(request: web.Request, handler: _Handler) -> web.StreamResp
 async def add_request_id(http: web.Request, response: web.StreamResponse) -> None:
     """Signal handler: on every response, streams included."""
     response.headers["X-Request-Id"] = http.get(REQUEST_ID) or uuid.uuid4().hex
+    response.headers["Server"] = "specgate"
 
 
 @web.middleware

@@ -21,7 +21,9 @@ from specgate.gateway import GATEWAY, Gateway
 MODEL = "fake-1"
 TEXT = "Hello there, 世界! Bye."
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
-SUMMARY: list[dict[str, Any]] = [{"role": "user", "content": "Summarize this:\n" + "All work and no play. " * 60}]
+SUMMARY: list[dict[str, Any]] = [
+    {"role": "user", "content": "Summarize this:\n" + "All work and no play. " * 60}
+]
 
 
 def make_config(**changes: Any) -> Config:

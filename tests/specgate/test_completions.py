@@ -54,7 +54,9 @@ async def test_legacy_logprobs_with_echo_are_aligned_whole_and_streamed() -> Non
 async def test_the_official_client_streams_completions() -> None:
     async with running() as server:
         client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        stream = await client.completions.create(model=MODEL, prompt="x", stream=True, max_tokens=5, logprobs=0)
+        stream = await client.completions.create(
+            model=MODEL, prompt="x", stream=True, max_tokens=5, logprobs=0
+        )
         chunks = [chunk async for chunk in stream]
         assert "".join(c.choices[0].text for c in chunks) == TEXT[:5]
         assert chunks[0].choices[0].logprobs is not None
@@ -63,7 +65,9 @@ async def test_the_official_client_streams_completions() -> None:
 
 async def test_tokenize_and_detokenize_in_the_shapes_of_vllm() -> None:
     async with running() as server:
-        body = (await server.client.post("/tokenize", json={"prompt": "hé", "return_token_strs": True})).json()
+        body = (
+            await server.client.post("/tokenize", json={"prompt": "hé", "return_token_strs": True})
+        ).json()
         assert body == {"count": 2, "max_model_len": 8192, "tokens": [104, 233], "token_strs": ["h", "é"]}
         chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
         ids = (await server.client.post("/tokenize", json=chat)).json()["tokens"]

@@ -97,7 +97,9 @@ async def test_fields_that_cannot_change_the_answer_are_accepted() -> None:
 async def test_what_is_no_json_object_is_a_400(body: bytes) -> None:
     async with running() as server:
         for path in ("/v1/chat/completions", "/admin/explain", "/tokenize"):
-            response = await server.client.post(path, content=body, headers={"Content-Type": "application/json"})
+            response = await server.client.post(
+                path, content=body, headers={"Content-Type": "application/json"}
+            )
             assert response.status_code == 400, path
             assert response.json()["error"]["message"]
 
@@ -201,7 +203,9 @@ async def test_request_ids_are_kept_if_harmless_and_made_otherwise() -> None:
             response = await server.chat(headers={"X-Request-Id": given})
             assert response.headers["X-Request-Id"] == given
         for given in ("", "a b", "0" * 129, "é".encode("latin-1").decode("latin-1"), "<script>", "-x"):
-            response = await server.client.get("/healthz", headers=[(b"X-Request-Id", given.encode("latin-1"))])
+            response = await server.client.get(
+                "/healthz", headers=[(b"X-Request-Id", given.encode("latin-1"))]
+            )
             assert len(response.headers["X-Request-Id"]) == 32
         assert (await server.client.get("/nope")).headers["X-Request-Id"]
 

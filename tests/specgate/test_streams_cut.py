@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from specgate.config import AdmissionConfig, RequestsConfig
-from tests.specgate.gateway import HELLO, MODEL, Running, eventually, events, make_config, running, streamed_text
+from tests.specgate.gateway import (
+    HELLO,
+    MODEL,
+    Running,
+    eventually,
+    events,
+    make_config,
+    running,
+    streamed_text,
+)
 
 
 @pytest.mark.parametrize("fault", ["fails", "deadline", "fault of ours"])
@@ -33,7 +42,9 @@ async def test_a_failure_after_the_first_byte_is_an_event_and_no_done(
         assert response.status_code == 200
         assert streamed_text(payloads) == "Hel"
         assert "[DONE]" not in payloads
-        code = {"fails": "engine_lost", "deadline": "deadline_exceeded", "fault of ours": "internal_error"}[fault]
+        code = {"fails": "engine_lost", "deadline": "deadline_exceeded", "fault of ours": "internal_error"}[
+            fault
+        ]
         assert payloads[-1]["error"]["code"] == code
         assert "secret" not in response.text
         await server.settled()
