@@ -47,9 +47,9 @@ def test_llama3_scaling_equals_transformers(factor: float, theta: float) -> None
         hidden_size=64 * 4,
         num_attention_heads=4,
         max_position_embeddings=131072,
-        rope_parameters={
+        rope_theta=theta,
+        rope_scaling={
             "rope_type": "llama3",
-            "rope_theta": theta,
             "factor": factor,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
