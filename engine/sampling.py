@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from engine.errors import InvalidLogits
+from engine.history import TokenHistory
 from engine.spec.randomness import RandomKey, gumbel_of, gumbel_rows
 from engine.types import AcceptRule, SamplingParams, TokenLogprob
 
@@ -36,7 +36,8 @@ class SamplingState:
     """What the processors need to know about one sequence at the root of its draft.
 
     `output_token_ids` are those before the draft; the draft's own tokens are added along each
-    path, so that penalties and min_tokens advance per token.
+    path, so that penalties and min_tokens advance per token. The lists may grow behind this
+    object's back, but never change what they once held.
     """
 
     params: SamplingParams
@@ -45,6 +46,15 @@ class SamplingState:
     eos_token_ids: frozenset[int]
     key: RandomKey
     rule: AcceptRule
+    _histories: list[TokenHistory] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def history(self) -> TokenHistory:
+        """The tokens so far, counted; made when a penalty first asks for it."""
+        if not self._histories:
+            self._histories.append(TokenHistory(self.prompt_token_ids))
+        self._histories[0].update(self.output_token_ids)
+        return self._histories[0]
 
     @property
     def root_position(self) -> int:
@@ -114,18 +124,16 @@ def adjusted_logits(logits: torch.Tensor, row: LogitsRow) -> torch.Tensor:
 def _penalise(scores: torch.Tensor, row: LogitsRow) -> None:
     """Apply the three penalties in place."""
     params = row.state.params
-    output = np.array([*row.state.output_token_ids, *row.path], dtype=np.int64)
-    if params.repetition_penalty != 1.0:
-        seen = np.unique(np.concatenate([np.array(row.state.prompt_token_ids, dtype=np.int64), output]))
-        ids = torch.from_numpy(seen).to(scores.device)
-        known = scores[ids]
-        factor = params.repetition_penalty
-        scores[ids] = torch.where(known > 0, known / factor, known * factor)
-    if len(output) and (params.frequency_penalty != 0.0 or params.presence_penalty != 0.0):
-        unique, counts = np.unique(output, return_counts=True)
-        loss = params.frequency_penalty * counts + params.presence_penalty
-        ids = torch.from_numpy(unique).to(scores.device)
-        scores[ids] -= torch.from_numpy(loss).to(scores)
+    token_ids, counts = row.state.history.with_path(row.path)
+    ids = torch.from_numpy(token_ids).to(scores.device)
+    known = scores[ids]
+    factor = params.repetition_penalty
+    if factor != 1.0:
+        known = torch.where(known > 0, known / factor, known * factor)
+    if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
+        loss = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        known = known - torch.from_numpy(loss).to(known)
+    scores[ids] = known
 
 
 def filtered(scores: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
