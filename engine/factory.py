@@ -8,14 +8,17 @@ import torch
 
 from engine.config import DraftModelConfig, EngineConfig
 from engine.engine import Engine
-from engine.errors import DrafterMismatch
+from engine.errors import DrafterMismatch, ModelSourceError
 from engine.models.interface import LanguageModel
 from engine.models.llama import Progress
 from engine.models.registry import load_model
+from engine.models.source import resolve
+from engine.models.tokenizer import load_tokenizer
 from engine.spec.draft_model import DraftModelDrafter
 from engine.spec.drafter import Drafter
 from engine.spec.ngram import NgramDrafter
 from engine.spec.planner import SpecPlanner
+from engine.spec.vocabulary import require_same_tokens
 
 
 def build_engine(
@@ -61,6 +64,7 @@ def _build_draft_model(
         raise DrafterMismatch("the draft model needs exactly one of `source` and `layers_of_target`")
     if draft.source is not None:
         model = load_model(draft.source, device=config.device, dtype=config.dtype, progress=progress)
+        _check_tokens(draft.source, config.model)
     else:
         assert draft.layers_of_target is not None
         if not 1 <= draft.layers_of_target <= target.spec.num_layers:
@@ -75,3 +79,12 @@ def _build_draft_model(
         num_blocks=draft.num_blocks or config.num_blocks,
         block_size=config.block_size,
     )
+
+
+def _check_tokens(draft: str, target: str) -> None:
+    """Raises DrafterMismatch where both models come with a tokenizer and the two differ."""
+    try:
+        vocabularies = [load_tokenizer(resolve(source)).get_vocab() for source in (draft, target)]
+    except ModelSourceError:
+        return  # weights alone: the size of the vocabulary has to do
+    require_same_tokens(draft, vocabularies[0], target, vocabularies[1])

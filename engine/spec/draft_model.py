@@ -18,7 +18,7 @@ from engine.batch import BatchRow, build_batch
 from engine.config import DraftModelConfig
 from engine.errors import DrafterMismatch
 from engine.kv.block_manager import BlockManager, BlockTable, extend_hashes, new_block_table
-from engine.models.llama import CausalLM
+from engine.models.interface import LanguageModel
 from engine.models.spec import ModelSpec
 from engine.sampling import argmax_rows
 from engine.spec.drafter import DraftContext
@@ -85,7 +85,7 @@ class DraftModelDrafter:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: LanguageModel,
         target: ModelSpec,
         config: DraftModelConfig,
         *,
