@@ -142,7 +142,7 @@ class FakeBackend:
             return 0
         if answer.changes:
             answer.note_change(policy.method, "override" if policy.is_exact else "rule")
-        return policy.num_speculative_tokens
+        return min(policy.num_speculative_tokens, answer.num_left - 1)
 
     def _record(self, method: str, depth: int, delta: Delta) -> None:
         self._step += 1
@@ -188,6 +188,11 @@ class _Answer:
         self._counters = SequenceCounters()
         self.changes: list[PolicyChange] = []
 
+    @property
+    def num_left(self) -> int:
+        """Tokens until the limit."""
+        return self._max_tokens - self.num_out
+
     def note_change(self, policy: str, reason: str) -> None:
         """The policy from the next token on, if it differs from the last noted."""
         if not self.changes or self.changes[-1].policy != policy:
@@ -195,7 +200,6 @@ class _Answer:
 
     def step(self, depth: int) -> Delta:
         """One step's delta: 1 + accepted tokens, fewer where the answer ends."""
-        depth = min(depth, self._max_tokens - self.num_out - 1)
         accepted = min(depth, self._script.accepted_per_draft)
         first, piece, shown = self.num_out, "", ""
         finish: str | None = None

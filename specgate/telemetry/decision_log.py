@@ -9,8 +9,9 @@ import logging
 import os
 from collections import deque
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,7 @@ class DecisionLog:
         self._clock = clock
         self._ring: deque[dict[str, Any]] = deque(maxlen=config.ring_size)
         self._path = Path(config.path) if config.path is not None else None
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._is_broken = False
         self.num_lost = 0  # lines that could not be written
 
@@ -54,18 +55,20 @@ class DecisionLog:
         try:
             if self._file is None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = path.open("ab")
+                self._file = path.open("ab", buffering=0)
             if self._file.tell() + len(line) > self._config.max_bytes and self._file.tell():
                 self._rotate(path)
-            self._file.write(line)
-            self._file.flush()
+            start = self._file.tell()
+            if self._file.write(line) != len(line):  # the disk filled up within the line
+                self._file.truncate(start)
+                raise OSError("no space left for a whole line")
             self._is_broken = False
         except OSError as error:
             self.num_lost += 1
             if not self._is_broken:  # say it once, not once a request
                 logger.warning("the decision log %s cannot be written: %s", path, error)
             self._is_broken = True
-            self._file = None
+            self.close()
 
     def _rotate(self, path: Path) -> None:
         self.close()
@@ -73,7 +76,7 @@ class DecisionLog:
         for older, newer in zip(reversed(numbered), [*reversed(numbered[:-1]), path], strict=False):
             if newer.exists():
                 os.replace(newer, older)
-        self._file = path.open("ab" if numbered else "wb")
+        self._file = path.open("ab" if numbered else "wb", buffering=0)
 
 
 def outcome_entry(outcome: RequestOutcome) -> dict[str, Any]:

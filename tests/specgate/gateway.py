@@ -71,7 +71,7 @@ class Running:
 async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     """Wait for a condition that other tasks bring about."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
 
 

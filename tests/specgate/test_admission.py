@@ -85,7 +85,7 @@ def test_slots_are_never_lost_nor_doubled(moves: list[tuple[str, int]], max_conc
             used = sum(weight for weight, _ in inside.values())
             assert used <= max_concurrent
             assert admission.num_queued <= 3
-        for task, leave in tasks:
+        for _, leave in tasks:
             leave.set()
         results = await asyncio.gather(*(task for task, _ in tasks), return_exceptions=True)
         assert all(r is None or isinstance(r, TooManyRequests | asyncio.CancelledError) for r in results)

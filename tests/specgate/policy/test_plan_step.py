@@ -12,7 +12,8 @@ def view(**assigned: PolicyAssignment) -> StepView:
         SequenceView(
             seq_id=name, policy=policy, label="chat", temperature=0.0, top_p=1.0, num_tokens=9,
             num_output_tokens=1, num_remaining_tokens=50, num_drafts=0, num_draft_tokens=0,
-            num_accepted_tokens=0, last_method="baseline", last_num_draft_tokens=0, last_num_accepted_tokens=0,
+            num_accepted_tokens=0, last_method="baseline", last_num_draft_tokens=0,
+            last_num_accepted_tokens=0,
         )
         for name, policy in assigned.items()
     )  # fmt: skip

@@ -1,0 +1,151 @@
+"""/metrics and /openapi.json: all series from the start, fed truly, with bounded labels."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.types import DrafterError, DraftWork, StepRecord
+from specgate.app import build_app
+from tests.specgate.gateway import MODEL, make_config, running
+
+SERIES = [
+    "requests_total",
+    "request_duration_seconds",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "time_per_output_token_seconds",
+    "queue_wait_seconds",
+    "prompt_tokens_total",
+    "output_tokens_total",
+    "cached_prompt_tokens_total",
+    "decisions_total",
+    "drafts_total",
+    "draft_tokens_total",
+    "accepted_tokens_total",
+    "accepted_tokens_per_position_total",
+    "rejections_total",
+    "request_prompt_tokens",
+    "request_output_tokens",
+    "target_steps_total",
+    "target_steps_saved_total",
+    "step_seconds",
+    "draft_seconds_total",
+    "verify_seconds_total",
+    "guard_state",
+    "guard_trips_total",
+    "drafter_errors_total",
+    "consistency_checks_total",
+    "device_seconds_total",
+    "running_requests",
+    "waiting_requests",
+    "kv_blocks",
+    "preemptions_total",
+    "engine_restarts_total",
+    "accelerator_utilization_ratio",
+    "accelerator_memory_bytes",
+    "prediction_error_seconds",
+    "latency_model_coefficient",
+    "canary_stage",
+    "canary_share_ratio",
+    "rejected_requests_total",
+]
+
+
+async def test_every_series_of_the_contract_is_there_from_the_start() -> None:
+    async with running() as server:
+        response = await server.client.get("/metrics")
+        assert response.headers["Content-Type"].startswith("text/plain")
+        for name in SERIES:
+            assert f"# HELP specgate_{name} " in response.text, name
+            assert f"# TYPE specgate_{name} " in response.text, name
+        assert len(list(text_string_to_metric_families(response.text))) >= len(SERIES)
+
+
+async def test_requests_and_drafts_are_counted_once_and_truly() -> None:
+    async with running() as server:
+        await server.chat(specgate={"policy": "ngram"}, max_tokens=7)  # steps of 3, 3, 1
+        await server.chat(stream=True, max_tokens=5)
+        at = 'policy="ngram",task="chat"'
+        for series, value in {
+            f'requests_total{{endpoint="chat",model="{MODEL}",outcome="ok",{at}}}': 1,
+            'decisions_total{arm="",policy="ngram",reason="override",task="chat"}': 1,
+            f"drafts_total{{{at}}}": 2,
+            f"draft_tokens_total{{{at}}}": 4 + 3,
+            f"accepted_tokens_total{{{at}}}": 4,
+            'accepted_tokens_per_position_total{policy="ngram",position="1",task="chat"}': 2,
+            'rejections_total{policy="ngram",position="1",task="chat"}': 0,
+            'rejections_total{policy="ngram",position="2",task="chat"}': 2,
+            "target_steps_total": 3 + 5,
+            "target_steps_saved_total": 4,
+            "output_tokens_total": 12,
+            f"request_duration_seconds_count{{{at}}}": 1,
+            f"time_to_first_token_seconds_count{{{at}}}": 1,
+            f"inter_token_latency_seconds_count{{{at}}}": 2,
+            'step_seconds_count{kind="verify"}': 2,
+            "running_requests": 0,
+            "waiting_requests": 0,
+            'kv_blocks{state="used"}': 0,
+        }.items():
+            assert await server.metric(f"specgate_{series}") == value, series
+        assert await server.metric('specgate_accelerator_memory_bytes{part="other"}') > 1e6
+
+
+async def test_step_records_feed_drafter_errors_and_device_time() -> None:
+    async with running() as server:
+        server.gateway.metrics.stepped(
+            StepRecord(
+                step=1, started_s=0, seconds=1.0, kind="mixed", num_sequences=3, num_decode_sequences=2,
+                num_tokens=20, num_prefill_tokens=10, num_kv_tokens=0, num_logits_rows=0, num_sampled_rows=0,
+                num_emitted_tokens=0, schedule_s=0, draft_s=0.25, forward_s=0.5, verify_s=0.25,
+                drafts=(DraftWork("draft", num_sequences=1, num_draft_tokens=4, seconds=0.25),),
+                drafter_errors=(DrafterError("ngram", "oom", "m"),), num_preemptions=2,
+            )
+        )  # fmt: skip
+        for series, value in {
+            'drafter_errors_total{kind="oom",policy="ngram"}': 1,
+            "preemptions_total": 2,
+            'draft_seconds_total{policy="draft"}': 0.25,
+            'device_seconds_total{part="draft",policy="draft"}': 0.25,
+            'device_seconds_total{part="forward",policy="draft"}': 0.125,
+            'device_seconds_total{part="forward",policy="baseline"}': 0.375,
+            "verify_seconds_total": 0.25,
+        }.items():
+            assert await server.metric(f"specgate_{series}") == pytest.approx(value), series
+
+
+async def test_labels_stay_bounded_whatever_callers_send() -> None:
+    async with running() as server:
+        for number in range(5):
+            await server.chat(model=f"made-up-{number}")
+            await server.chat(specgate={"policy": f"made-up-{number}"})
+            await server.client.get(f"/made-up-{number}")
+        text = (await server.client.get("/metrics")).text
+        assert "made-up" not in text
+        labels = 'endpoint="chat",model="none",outcome="refused",policy="none",task="none"'
+        unknown = f"specgate_requests_total{{{labels}}}"
+        assert await server.metric(unknown) == 5
+
+
+async def test_openapi_describes_what_is_served() -> None:
+    async with running() as server:
+        document = (await server.client.get("/openapi.json")).json()
+        routes = {
+            (resource.canonical, route.method.lower())
+            for resource in build_app(make_config()).router.resources()
+            for route in resource
+            if route.method not in ("HEAD", "OPTIONS")
+        }
+        described = {(path, method) for path, item in document["paths"].items() for method in item}
+        assert described == routes
+        chat = document["components"]["schemas"]["ChatRequest"]
+        assert chat["required"] == ["model", "messages"]
+        refs = set(
+            re.findall(
+                r'"\$ref":"#/components/schemas/(\w+)"', str(document).replace("'", '"').replace(": ", ":")
+            )
+        )
+        assert refs <= set(document["components"]["schemas"])
+        assert len(refs) >= 6
