@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from engine.kernels.native_noise import philox_rows
+
 _MULTIPLIER_0 = 0xD2511F53
 _MULTIPLIER_1 = 0xCD9E8D57
 _WEYL_0 = 0x9E3779B9
@@ -96,7 +98,9 @@ def gumbel_rows(
     num_blocks = (vocab_size + 3) // 4
     rows = _counter_rows(keys, positions)
     if torch.device(device).type == "cpu":
-        words = torch.from_numpy(_words_by_row(num_blocks, rows))
+        words = philox_rows(rows.T, num_blocks)
+        if words is None:
+            words = torch.from_numpy(_words_by_row(num_blocks, rows))
     else:
         columns = torch.from_numpy(rows.astype(np.int64)).to(device)[:, :, None]  # [5, num_rows, 1]
         blocks = torch.arange(num_blocks, device=device)[None, :]
@@ -184,10 +188,10 @@ def _philox_torch(blocks: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tenso
 
 
 def _to_gumbel(words: torch.Tensor) -> torch.Tensor:
-    """Words (float32, in [0, 2**32]) to -log(-log(1 - v)) with v = (word + 1/2) / 2**32.
+    """Words (float32, in [0, 2**32]) to -log(-log(1 - v)) with v = (word + 1/2) / 2**32, in place.
 
     Taking 1 - v keeps full precision where it decides: large noise comes from small v. The clamp
     (v below 1) touches only noise near the minimum.
     """
-    v = words.add(0.5).mul_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
-    return v.neg_().log1p_().neg_().log_().neg_()
+    negative_v = words.mul_(-(2.0**-32)).sub_(2.0**-33).clamp_(min=2.0**-24 - 1.0)
+    return negative_v.log1p_().neg_().log_().neg_()

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.kernels.native_noise import philox_rows
 from engine.spec import randomness
 from engine.spec.randomness import RandomKey, gumbel_of, gumbel_rows, philox4x32
 
@@ -50,6 +51,16 @@ def test_array_versions_are_the_plain_one(
     by_torch = torch.stack(randomness._philox_torch(torch.tensor([blocks]), columns), dim=-1)[0]
     assert [tuple(row) for row in by_numpy.tolist()] == expected
     assert [tuple(row) for row in by_torch.tolist()] == expected
+
+
+@given(st.integers(1, 9), st.integers(1, 300), st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_the_c_kernel_gives_the_same_words(num_rows: int, num_blocks: int, seed: int) -> None:
+    rows = np.random.default_rng(seed).integers(0, 2**32, (num_rows, 5), dtype=np.uint64)
+    found = philox_rows(rows, num_blocks)
+    if found is None:
+        pytest.skip("no C compiler here")
+    assert torch.equal(found, torch.from_numpy(randomness._words_by_row(num_blocks, rows.T)))
 
 
 def test_noise_is_a_function_of_seed_and_position_only() -> None:
