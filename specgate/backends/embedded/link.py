@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from engine.types import SequenceOutput
 from specgate.backends.embedded import wire
@@ -51,8 +52,8 @@ class Link(asyncio.Protocol):
         self.fault: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # A stream's transport by the protocol's contract, though uvloop's is not of asyncio's class.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
