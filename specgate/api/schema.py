@@ -198,6 +198,7 @@ def completions_schema(limits: RequestsConfig) -> JsonSchema:
                 {"type": "array", "items": _TOKENS, "minItems": 1, "maxItems": limits.max_prompts},
             ]
         },
+        "max_tokens": _integer(0, 2**31 - 1, "0 with echo and logprobs scores the prompt"),
         "logprobs": _integer(0, limits.max_logprobs),
         "echo": {"type": "boolean"},
         "suffix": _TEXT,
