@@ -22,6 +22,7 @@ COMPILE_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-
 # Linked without -fopenmp on purpose: the OpenMP calls then bind to the runtime that torch has
 # loaded, and one pool of threads serves both instead of two pools fighting over the cores.
 LINK_FLAGS = ("-shared", "-lm")
+NATIVE_FLAGS = ("-mcpu=native",) if platform.machine() in ("aarch64", "arm64") else ("-march=native",)
 COMPILE_TIMEOUT_S = 300
 
 
@@ -74,7 +75,7 @@ def build(folder: Path | None = None) -> BuildResult:
         return BuildResult(target, f"{target} is up to date")
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _compile(compiler, [s for s in sources if s.suffix == ".c"], target)
+        compile_library(compiler, [s for s in sources if s.suffix == ".c"], target, cpu_flags=NATIVE_FLAGS)
     except subprocess.CalledProcessError as e:
         return BuildResult(None, f"{compiler} failed: {(e.stderr or '').strip()[-2000:]}")
     except (OSError, subprocess.TimeoutExpired) as e:
@@ -85,19 +86,20 @@ def build(folder: Path | None = None) -> BuildResult:
 def _fingerprint(compiler: str, sources: list[Path]) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     digest = hashlib.sha256(version)
-    digest.update("\n".join((compiler, *COMPILE_FLAGS, *LINK_FLAGS, cpu_capabilities())).encode())
+    command = (compiler, *COMPILE_FLAGS, *NATIVE_FLAGS, *LINK_FLAGS)
+    digest.update("\n".join((*command, cpu_capabilities())).encode())
     for source in sources:
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:20]
 
 
-def _compile(compiler: str, sources: list[Path], target: Path) -> None:
-    native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+def compile_library(compiler: str, sources: list[Path], target: Path, *, cpu_flags: tuple[str, ...]) -> None:
+    """Compile `sources` to the shared library `target`; raises CalledProcessError on a fault."""
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         objects = []
         for source in sources:
             objects.append(f"{work}/{source.stem}.o")
-            _run([compiler, *COMPILE_FLAGS, native, "-c", str(source), "-o", objects[-1]])
+            _run([compiler, *COMPILE_FLAGS, *cpu_flags, "-c", str(source), "-o", objects[-1]])
         library = f"{work}/library.so"
         _run([compiler, *objects, *LINK_FLAGS, "-o", library])
         # Rename is atomic: whoever looks meanwhile sees no file or a whole one.

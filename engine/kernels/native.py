@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, byref, c_double, c_int64, c_void_p
 from functools import cache
+from typing import TypeAlias
 
 import torch
 
@@ -15,7 +16,9 @@ MAX_HEAD_DIM = 256
 MAX_GROUP = 64
 
 
-class _KvLayer(ctypes.Structure):
+class KvLayer(ctypes.Structure):
+    """kv_layer in cpu/attention.h."""
+
     _fields_ = [
         ("key", c_void_p),
         ("value", c_void_p),
@@ -26,7 +29,9 @@ class _KvLayer(ctypes.Structure):
     ]
 
 
-class _RaggedBatch(ctypes.Structure):
+class RaggedBatch(ctypes.Structure):
+    """ragged_batch in cpu/attention.h."""
+
     _fields_ = [
         ("positions", c_void_p),
         ("slots", c_void_p),
@@ -40,12 +45,17 @@ class _RaggedBatch(ctypes.Structure):
     ]
 
 
-class _HeadRows(ctypes.Structure):
+class HeadRows(ctypes.Structure):
+    """head_rows in cpu/attention.h."""
+
     _fields_ = [("data", c_void_p), ("stride", c_int64), ("num_heads", c_int64), ("type", c_int64)]
 
 
+Library: TypeAlias = ctypes.CDLL
+
+
 @cache
-def load_library() -> ctypes.CDLL | None:
+def load_library() -> Library | None:
     """The compiled kernels, built on first use, or None where they cannot be had.
 
     Loaded once per process; the handle never changes. torch is imported above, so that its OpenMP
@@ -60,24 +70,33 @@ def load_library() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(path))
     except OSError:  # built against another OpenMP runtime than this torch brings
         return None
+    declare(library)
+    return library
+
+
+def declare(library: Library) -> None:
+    """State the signatures of the C functions."""
+    from engine.kernels import native_decoder  # here, since it builds on this module
+
     library.specgate_write_kv.argtypes = [
-        POINTER(_HeadRows),
-        POINTER(_HeadRows),
-        POINTER(_KvLayer),
-        POINTER(_RaggedBatch),
+        POINTER(HeadRows),
+        POINTER(HeadRows),
+        POINTER(KvLayer),
+        POINTER(RaggedBatch),
         c_int64,
     ]
     library.specgate_write_kv.restype = None
     library.specgate_paged_attention.argtypes = [
-        POINTER(_HeadRows),
-        POINTER(_HeadRows),
-        POINTER(_KvLayer),
-        POINTER(_RaggedBatch),
+        POINTER(HeadRows),
+        POINTER(HeadRows),
+        POINTER(KvLayer),
+        POINTER(RaggedBatch),
         c_double,
         c_int64,
     ]
     library.specgate_paged_attention.restype = c_int64
-    return library
+    native_decoder.declare_products(library)
+    native_decoder.declare_decoder(library)
 
 
 def supports(query_dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int = 1, group: int = 1) -> bool:
@@ -96,11 +115,11 @@ def write_kv(
 ) -> None:
     """`reference.write_kv` in C."""
     key, value, slots = _rows_of_heads(key), _rows_of_heads(value), slots.contiguous()
-    batch = _RaggedBatch(slots=slots.data_ptr(), num_tokens=slots.numel())
+    batch = RaggedBatch(slots=slots.data_ptr(), num_tokens=slots.numel())
     library.specgate_write_kv(
         byref(_head_rows(key)),
         byref(_head_rows(value)),
-        byref(_kv_layer(key_cache, value_cache)),
+        byref(kv_layer(key_cache, value_cache)),
         byref(batch),
         torch.get_num_threads(),
     )
@@ -119,12 +138,27 @@ def paged_attention(
     out = torch.empty(query.shape, dtype=query.dtype)
     if query.shape[0] == 0:
         return out
-    positions, slots, visible = batch.positions.contiguous(), batch.slots.contiguous(), batch.visible
+    ragged, _held = describe_batch(batch)
+    failed = library.specgate_paged_attention(
+        byref(_head_rows(query)),
+        byref(_head_rows(out)),
+        byref(kv_layer(key_cache, value_cache)),
+        byref(ragged),
+        scale,
+        torch.get_num_threads(),
+    )
+    if failed:
+        raise MemoryError("paged attention could not get its scratch memory")
+    return out
+
+
+def describe_batch(batch: ForwardBatch) -> tuple[RaggedBatch, tuple[torch.Tensor | None, ...]]:
+    """The batch as the kernels read it, and the tensors that must live as long as it is read."""
+    positions, slots = batch.positions.contiguous(), batch.slots.contiguous()
     query_start, context_lens = batch.query_start.contiguous(), batch.context_lens.contiguous()
     tables = batch.block_tables if batch.block_tables.stride(-1) == 1 else batch.block_tables.contiguous()
-    if visible is not None:
-        visible = visible.contiguous()
-    ragged = _RaggedBatch(
+    visible = None if batch.visible is None else batch.visible.contiguous()
+    struct = RaggedBatch(
         positions.data_ptr(),
         slots.data_ptr(),
         None if visible is None else visible.data_ptr(),
@@ -135,17 +169,7 @@ def paged_attention(
         context_lens.numel(),
         positions.numel(),
     )
-    failed = library.specgate_paged_attention(
-        byref(_head_rows(query)),
-        byref(_head_rows(out)),
-        byref(_kv_layer(key_cache, value_cache)),
-        byref(ragged),
-        scale,
-        torch.get_num_threads(),
-    )
-    if failed:
-        raise MemoryError("paged attention could not get its scratch memory")
-    return out
+    return struct, (positions, slots, visible, query_start, context_lens, tables)
 
 
 def _rows_of_heads(x: torch.Tensor) -> torch.Tensor:
@@ -153,13 +177,14 @@ def _rows_of_heads(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
-def _head_rows(x: torch.Tensor) -> _HeadRows:
-    return _HeadRows(x.data_ptr(), x.stride(0), x.shape[1], _TYPES[x.dtype])
+def _head_rows(x: torch.Tensor) -> HeadRows:
+    return HeadRows(x.data_ptr(), x.stride(0), x.shape[1], _TYPES[x.dtype])
 
 
-def _kv_layer(key_cache: torch.Tensor, value_cache: torch.Tensor) -> _KvLayer:
+def kv_layer(key_cache: torch.Tensor, value_cache: torch.Tensor) -> KvLayer:
+    """One layer's cache as the kernels read it."""
     _, num_kv_heads, block_size, head_dim = key_cache.shape
-    return _KvLayer(
+    return KvLayer(
         key_cache.data_ptr(),
         value_cache.data_ptr(),
         num_kv_heads,

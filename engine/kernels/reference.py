@@ -6,6 +6,7 @@ Every faster implementation in this package must agree with these functions.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from engine.batch import ForwardBatch
 
@@ -80,3 +81,25 @@ def _tree_mask(batch: ForwardBatch, rows: slice, context_len: int) -> torch.Tens
     marked = (bits[:, None] >> shifts[None, :]) & 1 == 1
     marked[:, :first_new] = True
     return marked
+
+
+QUANT_BLOCK = 32
+"""Input features that share a scale."""
+
+
+def rounded_to_8_bits(x: torch.Tensor) -> torch.Tensor:
+    """Each row's blocks of 32 features on 255 even levels up to the block's largest magnitude.
+
+    [rows, features] -> the same, dequantised.
+    """
+    padded = F.pad(x.float(), (0, -x.shape[-1] % QUANT_BLOCK))
+    blocks = padded.unflatten(-1, (-1, QUANT_BLOCK))  # type: ignore[no-untyped-call]
+    scales = blocks.abs().amax(dim=-1, keepdim=True) / 127.0
+    levels = torch.where(scales > 0, blocks / scales, 0.0).round()
+    rounded: torch.Tensor = (levels * scales).flatten(-2)[..., : x.shape[-1]]
+    return rounded
+
+
+def quantised_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x W^T + b with activations in 8 bits. x: [rows, in]; weight: [out, in] as dequantised."""
+    return F.linear(rounded_to_8_bits(x), weight, bias)

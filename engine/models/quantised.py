@@ -39,10 +39,10 @@ class QuantisedLM:
         is_shared: bool = False,
     ) -> None:
         self.spec = spec
-        self._embedding = embedding
-        self._layers = layers
-        self._norm = norm
-        self._head = head
+        self.embedding = embedding
+        self.layers = layers
+        self.norm = norm
+        self.head = head
         self._is_shared = is_shared
         self._decoder = NativeDecoder(
             library=_library(),
@@ -58,14 +58,14 @@ class QuantisedLM:
         """Weight memory held by this model alone, in bytes."""
         if self._is_shared:
             return 0
-        tables = self._embedding.num_bytes + (0 if self.spec.is_tied else self._head.num_bytes)
-        return tables + sum(layer.num_bytes for layer in self._layers) + self._norm.nbytes
+        tables = self.embedding.num_bytes + (0 if self.spec.is_tied else self.head.num_bytes)
+        return tables + sum(layer.num_bytes for layer in self.layers) + self.norm.nbytes
 
     @property
     def kernels(self) -> str:
         """Which implementations of the hot operations run, for step records."""
-        bits = sorted({product.bits for layer in self._layers for product in (layer.qkv, layer.down)})
-        return f"decoder=c-w{'w'.join(map(str, bits))}a8 attention=c kv_write=c head=c-w{self._head.bits}a8"
+        bits = sorted({product.bits for layer in self.layers for product in (layer.qkv, layer.down)})
+        return f"decoder=c-w{'w'.join(map(str, bits))}a8 attention=c kv_write=c head=c-w{self.head.bits}a8"
 
     def new_cache(self, num_blocks: int, block_size: int) -> PagedCache:
         """An empty KV cache that fits this model."""
@@ -86,7 +86,7 @@ class QuantisedLM:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result, [rows, hidden] -> [rows, vocab] float32."""
-        return self._head(hidden)
+        return self.head(hidden)
 
     def first_layers(self, num_layers: int) -> QuantisedLM:
         """A model of the first `num_layers` layers that shares all weights."""
@@ -94,10 +94,10 @@ class QuantisedLM:
             raise ValueError(f"num_layers is {num_layers}; it must be between 1 and {self.spec.num_layers}")
         return QuantisedLM(
             replace(self.spec, num_layers=num_layers, name=f"{self.spec.name}[:{num_layers}]"),
-            embedding=self._embedding,
-            layers=self._layers[:num_layers],
-            norm=self._norm,
-            head=self._head,
+            embedding=self.embedding,
+            layers=self.layers[:num_layers],
+            norm=self.norm,
+            head=self.head,
             is_shared=True,
         )
 

@@ -21,20 +21,24 @@
 #define MAX_TILE_TOKENS 16
 #define ROWS 4            /* rows that share one pass over keys or values in registers */
 
-typedef struct {
+/* A few tokens of one sequence. */
+struct tile {
     int64_t sequence, first_token, num_tokens;
-    int64_t num_keys;      /* positions that some row of the tile sees */
-    int64_t num_items;     /* work items per KV head: its chunks, or 1 */
-    int64_t first_item;    /* over all KV heads */
-    int64_t scratch;       /* first partial result, where chunks are separate items, else -1 */
-} tile;
+    int64_t num_keys;   /* positions that some row of the tile sees */
+    int64_t num_items;  /* work items per KV head: its chunks, or 1 */
+    int64_t first_item; /* over all KV heads */
+    int64_t scratch;    /* first partial result, where chunks are separate items, else -1 */
+};
 
 /* What one chunk contributes to the rows of a tile: unnormalised sums, maxima, weights' sums. */
-typedef struct {
+struct partial {
     float acc[MAX_TILE_ROWS * MAX_HEAD_DIM] ALIGNED;
     float max[MAX_TILE_ROWS];
     float sum[MAX_TILE_ROWS];
-} partial;
+};
+
+typedef struct tile tile;
+typedef struct partial partial;
 
 typedef struct {
     const head_rows *query, *out;
@@ -300,17 +304,22 @@ static void load_query(const call *c, const tile *t, int64_t kv_head, float *que
         }
 }
 
+void attention_plan_free(attention_plan *plan) {
+    free(plan->tiles);
+    free(plan->partials);
+}
+
 /* Cuts the batch into tiles. Chunks become separate items only where a tile has few rows, so that
- * a lone decode still feeds all threads and a prompt needs no scratch; the sums are the same. */
-static int64_t make_tiles(const call *c, tile *tiles, int64_t *num_items, int64_t *num_partials) {
-    const ragged_batch *b = c->batch;
-    int64_t per_tile = MAX_TILE_ROWS / c->group;
+ * a lone decode still feeds all threads and a prompt needs no scratch; the sums are the same.
+ * Returns 0, or -1 when memory ran out. */
+int64_t attention_plan_make(attention_plan *plan, const ragged_batch *b, int64_t group, int64_t num_kv_heads) {
+    int64_t per_tile = MAX_TILE_ROWS / group, num_partials = 0;
     if (per_tile > MAX_TILE_TOKENS) per_tile = MAX_TILE_TOKENS;
-    int64_t count = 0;
-    *num_items = *num_partials = 0;
+    *plan = (attention_plan){.tiles = malloc((size_t)(b->num_tokens + 1) * sizeof(tile))};
+    if (plan->tiles == NULL) return -1;
     for (int64_t s = 0; s < b->num_sequences; s++)
         for (int64_t at = b->query_start[s]; at < b->query_start[s + 1]; at += per_tile) {
-            tile *t = &tiles[count++];
+            tile *t = &plan->tiles[plan->num_tiles++];
             t->sequence = s;
             t->first_token = at;
             t->num_tokens = b->query_start[s + 1] - at < per_tile ? b->query_start[s + 1] - at : per_tile;
@@ -319,15 +328,21 @@ static int64_t make_tiles(const call *c, tile *tiles, int64_t *num_items, int64_
                 int64_t keys = keys_seen(b, s, at + i);
                 if (keys > t->num_keys) t->num_keys = keys;
             }
-            int64_t chunks = (t->num_keys + CHUNK - 1) / CHUNK;
-            int is_split = t->num_tokens < per_tile && chunks > 1;
+            const int64_t chunks = (t->num_keys + CHUNK - 1) / CHUNK;
+            const int is_split = t->num_tokens < per_tile && chunks > 1;
             t->num_items = is_split ? chunks : 1;
-            t->first_item = *num_items;
-            t->scratch = is_split ? *num_partials : -1;
-            *num_items += t->num_items * c->cache->num_kv_heads;
-            if (is_split) *num_partials += t->num_items * c->cache->num_kv_heads;
+            t->first_item = plan->num_items;
+            t->scratch = is_split ? num_partials : -1;
+            plan->num_items += t->num_items * num_kv_heads;
+            if (is_split) num_partials += t->num_items * num_kv_heads;
         }
-    return count;
+    if (num_partials > 0 &&
+        posix_memalign((void **)&plan->partials, 64, (size_t)num_partials * sizeof(partial)) != 0) {
+        plan->partials = NULL;
+        attention_plan_free(plan);
+        return -1;
+    }
+    return 0;
 }
 
 static void run_item(const call *c, const tile *t, int64_t item, partial *partials) {
@@ -357,42 +372,37 @@ static const tile *find_tile(const tile *tiles, int64_t count, int64_t item) {
     return &tiles[low];
 }
 
+/* Called by all threads of a parallel region; ends with a barrier. */
+void attention_run(const attention_plan *plan, const head_rows *query, const head_rows *out, const kv_layer *cache,
+                   const ragged_batch *batch, float scale) {
+    const call c = {query, out, cache, batch, scale, query->num_heads / cache->num_kv_heads};
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t item = 0; item < plan->num_items; item++) {
+        const tile *t = find_tile(plan->tiles, plan->num_tiles, item);
+        run_item(&c, t, item - t->first_item, plan->partials);
+    }
+    if (plan->partials == NULL) return;
+#pragma omp for schedule(static) collapse(2)
+    for (int64_t i = 0; i < plan->num_tiles; i++)
+        for (int64_t head = 0; head < cache->num_kv_heads; head++) {
+            const tile *t = &plan->tiles[i];
+            if (t->scratch < 0) continue;
+            partial *first = &plan->partials[t->scratch + head * t->num_items];
+            for (int64_t chunk = 1; chunk < t->num_items; chunk++)
+                merge(first, first + chunk, t->num_tokens * c.group, cache->head_dim);
+            write_out(&c, t, head, first);
+        }
+}
+
 /* Returns 0, or -1 when memory ran out. */
 int64_t specgate_paged_attention(const head_rows *query, const head_rows *out, const kv_layer *cache,
                                  const ragged_batch *batch, double scale, int64_t num_threads) {
-    const call c = {query, out, cache, batch, (float)scale, query->num_heads / cache->num_kv_heads};
-    int64_t num_items, num_partials;
-    tile *tiles = malloc((size_t)(batch->num_tokens + 1) * sizeof(tile));
-    if (tiles == NULL) return -1;
-    const int64_t num_tiles = make_tiles(&c, tiles, &num_items, &num_partials);
-    partial *partials = NULL;
-    if (num_partials > 0 && posix_memalign((void **)&partials, 64, (size_t)num_partials * sizeof(partial)) != 0) {
-        free(tiles);
-        return -1;
-    }
-    if (num_threads > num_items) num_threads = num_items;
+    attention_plan plan;
+    if (attention_plan_make(&plan, batch, query->num_heads / cache->num_kv_heads, cache->num_kv_heads)) return -1;
+    if (num_threads > plan.num_items) num_threads = plan.num_items;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
-    {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t item = 0; item < num_items; item++) {
-            const tile *t = find_tile(tiles, num_tiles, item);
-            run_item(&c, t, item - t->first_item, partials);
-        }
-        if (num_partials > 0) {
-#pragma omp for schedule(static) collapse(2)
-            for (int64_t i = 0; i < num_tiles; i++)
-                for (int64_t head = 0; head < cache->num_kv_heads; head++) {
-                    const tile *t = &tiles[i];
-                    if (t->scratch < 0) continue;
-                    partial *first = &partials[t->scratch + head * t->num_items];
-                    for (int64_t chunk = 1; chunk < t->num_items; chunk++)
-                        merge(first, first + chunk, t->num_tokens * c.group, cache->head_dim);
-                    write_out(&c, t, head, first);
-                }
-        }
-    }
-    free(partials);
-    free(tiles);
+    attention_run(&plan, query, out, cache, batch, (float)scale);
+    attention_plan_free(&plan);
     return 0;
 }
 
@@ -408,17 +418,20 @@ INLINE void copy_head(char *to, const char *from, int64_t at, int64_t dim, int64
     }
 }
 
+void write_kv_token(const head_rows *key, const head_rows *value, const kv_layer *cache, const ragged_batch *batch,
+                    int64_t t) {
+    const int64_t dim = cache->head_dim, bytes = dim * type_size(cache->type);
+    const int64_t block = batch->slots[t] / cache->block_size, offset = batch->slots[t] % cache->block_size;
+    for (int64_t h = 0; h < cache->num_kv_heads; h++) {
+        int64_t at = ((block * cache->num_kv_heads + h) * cache->block_size + offset) * bytes;
+        copy_head((char *)cache->key + at, key->data, t * key->stride + h * dim, dim, cache->type, key->type);
+        copy_head((char *)cache->value + at, value->data, t * value->stride + h * dim, dim, cache->type, value->type);
+    }
+}
+
 void specgate_write_kv(const head_rows *key, const head_rows *value, const kv_layer *cache,
                        const ragged_batch *batch, int64_t num_threads) {
-    const int64_t dim = cache->head_dim, bytes = dim * type_size(cache->type);
     if (batch->num_tokens < 64) num_threads = 1;
 #pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
-    for (int64_t t = 0; t < batch->num_tokens; t++) {
-        const int64_t block = batch->slots[t] / cache->block_size, offset = batch->slots[t] % cache->block_size;
-        for (int64_t h = 0; h < cache->num_kv_heads; h++) {
-            int64_t at = ((block * cache->num_kv_heads + h) * cache->block_size + offset) * bytes;
-            copy_head((char *)cache->key + at, key->data, t * key->stride + h * dim, dim, cache->type, key->type);
-            copy_head((char *)cache->value + at, value->data, t * value->stride + h * dim, dim, cache->type, value->type);
-        }
-    }
+    for (int64_t t = 0; t < batch->num_tokens; t++) write_kv_token(key, value, cache, batch, t);
 }

@@ -44,4 +44,19 @@ int64_t specgate_paged_attention(const head_rows *query, const head_rows *out,
                                  const kv_layer *cache, const ragged_batch *batch, double scale,
                                  int64_t num_threads);
 
+/* Within the C code. A plan serves all layers of a forward. */
+typedef struct {
+    struct tile *tiles;
+    struct partial *partials; /* NULL where no chunk is an item of its own */
+    int64_t num_tiles;
+    int64_t num_items;
+} attention_plan;
+
+int64_t attention_plan_make(attention_plan *plan, const ragged_batch *batch, int64_t group, int64_t num_kv_heads);
+void attention_plan_free(attention_plan *plan);
+void attention_run(const attention_plan *plan, const head_rows *query, const head_rows *out, const kv_layer *cache,
+                   const ragged_batch *batch, float scale);
+void write_kv_token(const head_rows *key, const head_rows *value, const kv_layer *cache, const ragged_batch *batch,
+                    int64_t token);
+
 #endif

@@ -1,0 +1,357 @@
+/* Products of quantised weights and activations.
+ *
+ * Weights keep their values where a model file stored them in blocks of 32 on 16 evenly spaced
+ * levels (GGUF's Q4_0, Q4_1) or 8 symmetric bits (Q8_0); all others are rounded to 8 bits per
+ * block. Activations are rounded to 8 bits per token and block of 32. Within a block the products
+ * are summed as integers, exactly; the blocks' sums are added as floats, in order of the input
+ * features. So an output depends on its own row alone and not on how many rows share the call.
+ *
+ * Packed layout, per panel of 16 outputs: for each block the 8-bit weights as 8 vectors of
+ * [16 outputs][4 inputs], or the 4-bit ones as 4 vectors whose low halves are vectors 0..3 and
+ * whose high halves are vectors 4..7; then for each block 16 scales and, for 4 bits, 16 least
+ * values, as half floats.
+ */
+#include "quant.h"
+
+#include <stdlib.h>
+
+#include "vec.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#include <immintrin.h>
+#define HAS_VNNI 1
+#else
+#define HAS_VNNI 0
+#endif
+
+INLINE int64_t blocks_of(int64_t num_cols) { return (num_cols + BLOCK - 1) / BLOCK; }
+INLINE int64_t block_bytes(int64_t kind) { return kind == WEIGHTS_4BIT ? PANEL * BLOCK / 2 : PANEL * BLOCK; }
+INLINE int64_t scale_halves(int64_t kind) { return kind == WEIGHTS_4BIT ? 2 * PANEL : PANEL; }
+INLINE int64_t panel_bytes(int64_t num_cols, int64_t kind) {
+    int64_t bytes = blocks_of(num_cols) * (block_bytes(kind) + 2 * scale_halves(kind));
+    return (bytes + 63) / 64 * 64;
+}
+
+int64_t num_panels(const quant_matrix *m) { return (m->num_rows + PANEL - 1) / PANEL; }
+
+int64_t specgate_packed_bytes(int64_t num_rows, int64_t num_cols, int64_t kind) {
+    return (num_rows + PANEL - 1) / PANEL * panel_bytes(num_cols, kind);
+}
+
+/* --- half floats ---------------------------------------------------------------------------- */
+
+static uint16_t f32_to_half(float x) {
+    union { float f; uint32_t u; } in = {.f = x};
+    uint32_t sign = (in.u >> 16) & 0x8000;
+    int32_t exponent = (int32_t)((in.u >> 23) & 0xff) - 127 + 15;
+    uint32_t mantissa = (in.u & 0x7fffff) | 0x800000;
+    if (exponent >= 31) return (uint16_t)(sign | 0x7bff); /* the largest half */
+    int shift = exponent <= 0 ? 14 - exponent : 13;
+    if (shift > 24) return (uint16_t)sign;
+    uint32_t half = mantissa >> shift, rest = mantissa & ((1u << shift) - 1), middle = 1u << (shift - 1);
+    half += rest > middle || (rest == middle && (half & 1));
+    if (exponent > 0) half += (uint32_t)(exponent - 1) << 10; /* a carry moves the exponent rightly */
+    return (uint16_t)(sign | (half > 0x7bff ? 0x7bff : half));
+}
+
+INLINE float half_to_f32(uint16_t x) {
+    union { uint32_t u; float f; } out;
+    uint32_t exponent = (x >> 10) & 31, mantissa = x & 0x3ff;
+    if (exponent == 0) out.f = (float)mantissa * 5.9604644775390625e-8f; /* 2^-24 */
+    else out.u = ((exponent + 112) << 23) | (mantissa << 13);
+    return x & 0x8000 ? -out.f : out.f;
+}
+
+/* --- packing -------------------------------------------------------------------------------- */
+
+typedef struct {
+    float scale, least;
+} grid;
+
+/* The widest even grid of at most 16 levels that all values lie on; scale < 0 if there is none. */
+static grid find_grid(const float *w, int64_t count) {
+    float low = w[0], high = w[0];
+    for (int64_t i = 1; i < count; i++) {
+        low = w[i] < low ? w[i] : low;
+        high = w[i] > high ? w[i] : high;
+    }
+    if (high == low) return (grid){0.0f, low};
+    for (int steps = 15; steps >= 1; steps--) {
+        grid g = {(high - low) / (float)steps, low};
+        float scale = half_to_f32(f32_to_half(g.scale)), least = half_to_f32(f32_to_half(low));
+        float worst = 0.0f;
+        for (int64_t i = 0; i < count; i++) {
+            float level = rintf((w[i] - low) / g.scale);
+            float miss = fabsf(scale * level + least - w[i]);
+            worst = miss > worst ? miss : worst;
+        }
+        if (worst <= 0.02f * g.scale) return g;
+    }
+    return (grid){-1.0f, 0.0f};
+}
+
+/* Whether 4 bits keep every value to within a fiftieth of a step. */
+int64_t specgate_has_16_levels(const float *weight, int64_t num_rows, int64_t num_cols, int64_t num_threads) {
+    int misses = 0;
+#pragma omp parallel for num_threads(num_threads) reduction(| : misses)
+    for (int64_t row = 0; row < num_rows; row++)
+        for (int64_t at = 0; at < num_cols && !misses; at += BLOCK) {
+            int64_t count = num_cols - at < BLOCK ? num_cols - at : BLOCK;
+            misses |= find_grid(weight + row * num_cols + at, count).scale < 0.0f;
+        }
+    return !misses;
+}
+
+static void pack_block_4bit(const float *w, int64_t count, int64_t lane, uint8_t *data, uint16_t *scales) {
+    grid g = find_grid(w, count);
+    float scale = half_to_f32(scales[lane] = f32_to_half(g.scale));
+    float least = half_to_f32(scales[PANEL + lane] = f32_to_half(g.least));
+    for (int64_t k = 0; k < count; k++) {
+        float level = scale > 0.0f ? rintf((w[k] - least) / scale) : 0.0f;
+        uint8_t q = (uint8_t)(level < 0.0f ? 0.0f : level > 15.0f ? 15.0f : level);
+        int64_t vector = k / 4;
+        data[vector % 4 * 64 + lane * 4 + k % 4] |= (uint8_t)(vector < 4 ? q : q << 4);
+    }
+}
+
+static void pack_block_8bit(const float *w, int64_t count, int64_t lane, uint8_t *data, uint16_t *scales) {
+    float highest = 0.0f;
+    for (int64_t k = 0; k < count; k++) highest = fabsf(w[k]) > highest ? fabsf(w[k]) : highest;
+    float scale = half_to_f32(scales[lane] = f32_to_half(highest / 127.0f));
+    for (int64_t k = 0; k < count; k++) {
+        float level = scale > 0.0f ? rintf(w[k] / scale) : 0.0f;
+        level = level > 127.0f ? 127.0f : level < -127.0f ? -127.0f : level;
+        data[k / 4 * 64 + lane * 4 + k % 4] = (uint8_t)(level + 128.0f);
+    }
+}
+
+/* weight: [num_rows, num_cols]. Padding outputs and inputs are worth zero. */
+void specgate_pack(const float *weight, int64_t num_rows, int64_t num_cols, int64_t kind, uint8_t *packed,
+                   int64_t num_threads) {
+    const int64_t bytes = panel_bytes(num_cols, kind), blocks = blocks_of(num_cols);
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t panel = 0; panel < (num_rows + PANEL - 1) / PANEL; panel++) {
+        uint8_t *to = packed + panel * bytes;
+        memset(to, 0, (size_t)bytes);
+        for (int64_t lane = 0; lane < PANEL && panel * PANEL + lane < num_rows; lane++)
+            for (int64_t block = 0; block < blocks; block++) {
+                const float *w = weight + (panel * PANEL + lane) * num_cols + block * BLOCK;
+                int64_t count = num_cols - block * BLOCK < BLOCK ? num_cols - block * BLOCK : BLOCK;
+                uint8_t *data = to + block * block_bytes(kind);
+                uint16_t *scales = (uint16_t *)(to + blocks * block_bytes(kind)) + block * scale_halves(kind);
+                (kind == WEIGHTS_4BIT ? pack_block_4bit : pack_block_8bit)(w, count, lane, data, scales);
+            }
+    }
+}
+
+/* One row of the matrix as floats: an embedding, when the table is shared with the head. */
+void specgate_unpack_row(const quant_matrix *m, int64_t row, float *out) {
+    const int64_t blocks = blocks_of(m->num_cols), lane = row % PANEL;
+    const uint8_t *panel = m->data + row / PANEL * panel_bytes(m->num_cols, m->kind);
+    for (int64_t k = 0; k < m->num_cols; k++) {
+        const int64_t block = k / BLOCK, vector = k % BLOCK / 4;
+        const uint8_t *data = panel + block * block_bytes(m->kind);
+        const uint16_t *scales = (const uint16_t *)(panel + blocks * block_bytes(m->kind)) + block * scale_halves(m->kind);
+        const float scale = half_to_f32(scales[lane]);
+        if (m->kind == WEIGHTS_4BIT) {
+            uint8_t pair = data[vector % 4 * 64 + lane * 4 + k % 4];
+            out[k] = scale * (float)(vector < 4 ? pair & 15 : pair >> 4) + half_to_f32(scales[PANEL + lane]);
+        } else {
+            out[k] = scale * (float)(data[vector * 64 + lane * 4 + k % 4] - 128);
+        }
+    }
+}
+
+/* --- activations ---------------------------------------------------------------------------- */
+
+INLINE int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+int64_t quant_rows_bytes(int64_t num_rows, int64_t num_cols) {
+    const int64_t blocks = num_rows * blocks_of(num_cols);
+    return padded(blocks * BLOCK) + 3 * padded(blocks * 4);
+}
+
+quant_rows quant_rows_at(void *memory, int64_t num_rows, int64_t num_cols) {
+    const int64_t blocks = num_rows * blocks_of(num_cols);
+    char *at = memory;
+    quant_rows rows = {.num_blocks = blocks_of(num_cols)};
+    rows.values = (int8_t *)at;
+    rows.scales = (float *)(at += padded(blocks * BLOCK));
+    rows.sums = (float *)(at += padded(blocks * 4));
+    rows.offsets = (int32_t *)(at + padded(blocks * 4));
+    return rows;
+}
+
+/* from: `count` values of one block; the rest of the block counts as zeros. */
+void quantise_block(const quant_rows *to, int64_t row, int64_t block, const float *from, int64_t count) {
+    const int64_t index = row * to->num_blocks + block;
+    int8_t *values = to->values + index * BLOCK;
+    float whole[BLOCK] ALIGNED;
+    if (count < BLOCK) {
+        memset(whole, 0, sizeof(whole));
+        memcpy(whole, from, (size_t)count * sizeof(float));
+        from = whole;
+    }
+    const f32x16 a = load_f32(from), b = load_f32(from + 16);
+    const i32x16 magnitude = (i32x16){0} + 0x7fffffff;
+    const float highest = max_lanes(max_f32((f32x16)((i32x16)a & magnitude), (f32x16)((i32x16)b & magnitude)));
+    const float inverse = highest > 0.0f ? 127.0f / highest : 0.0f;
+    const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    const i32x16 x = (i32x16)(a * inverse + magic) - (i32x16)magic;
+    const i32x16 y = (i32x16)(b * inverse + magic) - (i32x16)magic;
+    typedef int8_t i8x16 __attribute__((vector_size(16), aligned(1), may_alias));
+    *(i8x16 *)values = __builtin_convertvector(x, i8x16);
+    *(i8x16 *)(values + 16) = __builtin_convertvector(y, i8x16);
+    const int32_t sum = (int32_t)sum_lanes(__builtin_convertvector(x + y, f32x16)); /* exact: below 2^13 */
+    to->scales[index] = highest / 127.0f;
+    to->sums[index] = highest / 127.0f * (float)sum;
+    to->offsets[index] = -128 * sum;
+}
+
+void quantise_row(const quant_rows *to, int64_t row, const float *from, int64_t num_cols) {
+    for (int64_t block = 0; block < to->num_blocks; block++) {
+        int64_t left = num_cols - block * BLOCK;
+        quantise_block(to, row, block, from + block * BLOCK, left < BLOCK ? left : BLOCK);
+    }
+}
+
+/* --- products ------------------------------------------------------------------------------- */
+
+#if HAS_VNNI
+
+INLINE void multiply_tile(const uint8_t *data, const uint16_t *scales, const quant_rows *rows, int64_t first,
+                          int64_t count, int64_t kind, float *tile) {
+    const int64_t blocks = rows->num_blocks;
+    const __m512i low = _mm512_set1_epi8(15);
+    __m512 acc[MAX_TILE];
+#pragma GCC unroll 8
+    for (int r = 0; r < count; r++) acc[r] = _mm512_setzero_ps();
+    for (int64_t block = 0; block < blocks; block++) {
+        __m512i w[8];
+        if (kind == WEIGHTS_4BIT) {
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                __m512i pair = _mm512_loadu_si512(data + block * 256 + j * 64);
+                w[j] = _mm512_and_si512(pair, low);
+                w[j + 4] = _mm512_and_si512(_mm512_srli_epi16(pair, 4), low);
+            }
+        } else {
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) w[j] = _mm512_loadu_si512(data + block * 512 + j * 64);
+        }
+        const uint16_t *half = scales + block * scale_halves(kind);
+        const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)half));
+        __m512 least = _mm512_setzero_ps();
+        if (kind == WEIGHTS_4BIT) least = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(half + PANEL)));
+#pragma GCC unroll 8
+        for (int r = 0; r < count; r++) {
+            const int64_t index = (first + r) * blocks + block;
+            const int32_t *values = (const int32_t *)(rows->values + index * BLOCK);
+            __m512i sum = kind == WEIGHTS_4BIT ? _mm512_setzero_si512() : _mm512_set1_epi32(rows->offsets[index]);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) sum = _mm512_dpbusd_epi32(sum, w[j], _mm512_set1_epi32(values[j]));
+            const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(rows->scales[index]));
+            acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), both, acc[r]);
+            if (kind == WEIGHTS_4BIT) acc[r] = _mm512_fmadd_ps(least, _mm512_set1_ps(rows->sums[index]), acc[r]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < count; r++) _mm512_storeu_ps(tile + r * PANEL, acc[r]);
+}
+
+#else
+
+/* Any machine: the same sums in the same order, in vectors where the compiler finds them. */
+INLINE void multiply_tile(const uint8_t *data, const uint16_t *scales, const quant_rows *rows, int64_t first,
+                          int64_t count, int64_t kind, float *tile) {
+    const int64_t blocks = rows->num_blocks;
+    memset(tile, 0, (size_t)count * PANEL * sizeof(float));
+    for (int64_t block = 0; block < blocks; block++) {
+        int16_t w[8][PANEL * 4];
+        for (int j = 0; j < 8; j++)
+            for (int i = 0; i < PANEL * 4; i++) {
+                if (kind == WEIGHTS_8BIT) w[j][i] = data[block * 512 + j * 64 + i];
+                else w[j][i] = j < 4 ? data[block * 256 + j * 64 + i] & 15 : data[block * 256 + (j - 4) * 64 + i] >> 4;
+            }
+        float scale[PANEL], least[PANEL];
+        for (int lane = 0; lane < PANEL; lane++) {
+            scale[lane] = half_to_f32(scales[block * scale_halves(kind) + lane]);
+            least[lane] = kind == WEIGHTS_4BIT ? half_to_f32(scales[block * scale_halves(kind) + PANEL + lane]) : 0.0f;
+        }
+        for (int64_t r = 0; r < count; r++) {
+            const int64_t index = (first + r) * blocks + block;
+            int32_t sum[PANEL * 4] = {0};
+            for (int j = 0; j < 8; j++) {
+                int16_t four[PANEL * 4]; /* the 4 inputs of vector j, once for each output */
+                for (int i = 0; i < PANEL * 4; i++) four[i] = rows->values[index * BLOCK + j * 4 + i % 4];
+                for (int i = 0; i < PANEL * 4; i++) sum[i] += w[j][i] * four[i];
+            }
+            for (int lane = 0; lane < PANEL; lane++) {
+                int32_t whole = sum[4 * lane] + sum[4 * lane + 1] + sum[4 * lane + 2] + sum[4 * lane + 3];
+                float *to = tile + r * PANEL + lane;
+                if (kind == WEIGHTS_8BIT) whole += rows->offsets[index];
+                *to = fmaf((float)whole, scale[lane] * rows->scales[index], *to);
+                if (kind == WEIGHTS_4BIT) *to = fmaf(least[lane], rows->sums[index], *to);
+            }
+        }
+    }
+}
+
+#endif
+
+#define TILE_CASE(n) \
+    case n: multiply_tile(data, scales, rows, first, n, kind, tile); break;
+
+INLINE void multiply_any(const uint8_t *data, const uint16_t *scales, const quant_rows *rows, int64_t first,
+                         int64_t count, int64_t kind, float *tile) {
+    switch (count) {
+        TILE_CASE(1) TILE_CASE(2) TILE_CASE(3) TILE_CASE(4) TILE_CASE(5) TILE_CASE(6) TILE_CASE(7) TILE_CASE(8)
+    }
+}
+
+static __attribute__((noinline)) void multiply_4bit(const uint8_t *data, const uint16_t *scales,
+                                                    const quant_rows *rows, int64_t first, int64_t count, float *tile) {
+    multiply_any(data, scales, rows, first, count, WEIGHTS_4BIT, tile);
+}
+
+static __attribute__((noinline)) void multiply_8bit(const uint8_t *data, const uint16_t *scales,
+                                                    const quant_rows *rows, int64_t first, int64_t count, float *tile) {
+    multiply_any(data, scales, rows, first, count, WEIGHTS_8BIT, tile);
+}
+
+void multiply_panel(const quant_matrix *m, int64_t panel, const quant_rows *rows, int64_t first, int64_t count,
+                    float *tile) {
+    const uint8_t *data = m->data + panel * panel_bytes(m->num_cols, m->kind);
+    const uint16_t *scales = (const uint16_t *)(data + rows->num_blocks * block_bytes(m->kind));
+    (m->kind == WEIGHTS_4BIT ? multiply_4bit : multiply_8bit)(data, scales, rows, first, count, tile);
+    if (m->bias == NULL) return;
+    for (int64_t lane = 0; lane < PANEL && panel * PANEL + lane < m->num_rows; lane++)
+        for (int64_t r = 0; r < count; r++) tile[r * PANEL + lane] += m->bias[panel * PANEL + lane];
+}
+
+/* out [num_rows, matrix rows] = input [num_rows, matrix cols] x matrix^T + bias. Returns 0, or -1
+ * when memory ran out. */
+int64_t specgate_linear(const quant_matrix *matrix, const float *input, int64_t num_rows, float *out,
+                        int64_t num_threads) {
+    void *memory;
+    if (posix_memalign(&memory, 64, (size_t)quant_rows_bytes(num_rows, matrix->num_cols)) != 0) return -1;
+    const quant_rows rows = quant_rows_at(memory, num_rows, matrix->num_cols);
+#pragma omp parallel num_threads(num_threads)
+    {
+#pragma omp for
+        for (int64_t r = 0; r < num_rows; r++) quantise_row(&rows, r, input + r * matrix->num_cols, matrix->num_cols);
+#pragma omp for
+        for (int64_t panel = 0; panel < num_panels(matrix); panel++)
+            for (int64_t first = 0; first < num_rows; first += MAX_TILE) {
+                const int64_t count = num_rows - first < MAX_TILE ? num_rows - first : MAX_TILE;
+                const int64_t left = matrix->num_rows - panel * PANEL;
+                float tile[MAX_TILE * PANEL] ALIGNED;
+                multiply_panel(matrix, panel, &rows, first, count, tile);
+                for (int64_t r = 0; r < count; r++)
+                    memcpy(out + (first + r) * matrix->num_rows + panel * PANEL, tile + r * PANEL,
+                           (size_t)(left < PANEL ? left : PANEL) * sizeof(float));
+            }
+    }
+    free(memory);
+    return 0;
+}
