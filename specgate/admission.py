@@ -78,7 +78,7 @@ class Admission:
             if waiting in self._queue:
                 self._queue.remove(waiting)
                 self._admit()  # a smaller request behind it may fit now
-            else:  # cancelled in the very moment it was admitted
+            elif not waiting.admitted.cancelled():  # cancelled in the very moment it was admitted
                 self._leave(weight)
             raise
 
@@ -89,10 +89,8 @@ class Admission:
     def _admit(self) -> None:
         while self._queue and self._num_used + self._queue[0].weight <= self._config.max_concurrent:
             waiting = self._queue.popleft()
-            self._num_used += waiting.weight
-            if waiting.admitted.cancelled():
-                self._num_used -= waiting.weight
-            else:
+            if not waiting.admitted.cancelled():  # else its client is leaving and has not run yet
+                self._num_used += waiting.weight
                 waiting.admitted.set_result(None)
 
     def _retry_after_s(self) -> int:

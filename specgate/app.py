@@ -101,7 +101,7 @@ async def serve(config: Config) -> int:
     Raises OSError when the address cannot be bound.
     """
     set_up_logging(config.logging)
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     app = build_app(config)
     gateway = app[GATEWAY]
     stop = asyncio.Event()

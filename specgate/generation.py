@@ -122,10 +122,13 @@ class Generation:
         self._deltas = _merge(streams)
         while True:
             try:
-                async with self.deadline():
+                async with asyncio.timeout_at(self._times.ends_at):
                     index, delta = await anext(self._deltas)
             except StopAsyncIteration:
                 break
+            except TimeoutError:
+                self._failure = "deadline"
+                raise _too_late() from None
             except ApiError as error:
                 self.note_failure(error)
                 raise
@@ -141,7 +144,7 @@ class Generation:
             async with asyncio.timeout_at(self._times.ends_at):
                 yield
         except TimeoutError:
-            raise DeadlineExceeded("The request's deadline passed before its answer was whole.") from None
+            raise _too_late() from None
 
     def note_failure(self, error: ApiError) -> None:
         """It did not end well."""
@@ -206,6 +209,10 @@ class Generation:
             max_tokens=prompt.max_tokens,
             label=decision.task.label,
         )
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("The request's deadline passed before its answer was whole.")
 
 
 async def _merge(streams: Sequence[AsyncIterator[Delta]]) -> AsyncGenerator[tuple[int, Delta], None]:

@@ -11,6 +11,7 @@ from specgate.clock import Clock
 from specgate.types import LoadView
 
 _MAX_SAMPLES = 10_000
+_REFRESH_S = 0.05  # sorting the window anew for every request would cost more than it tells
 
 
 class LoadMeter:
@@ -22,6 +23,7 @@ class LoadMeter:
         self._min_samples = min_samples
         self._arrivals: deque[float] = deque(maxlen=_MAX_SAMPLES)
         self._waits: deque[tuple[float, float]] = deque(maxlen=_MAX_SAMPLES)  # (when, queue wait in s)
+        self._p95: tuple[float, float | None] = (-math.inf, None)  # (when computed, queue wait in ms)
 
     def arrived(self) -> None:
         """A request came in."""
@@ -33,23 +35,26 @@ class LoadMeter:
 
     def view(self, admission: Admission, engine: EngineLoad) -> LoadView:
         """As of now. The queue wait covers those still waiting, with what they waited so far."""
-        since = self._clock.monotonic() - self._window_s
-        while self._arrivals and self._arrivals[0] < since:
+        now = self._clock.monotonic()
+        while self._arrivals and self._arrivals[0] < now - self._window_s:
             self._arrivals.popleft()
-        while self._waits and self._waits[0][0] < since:
-            self._waits.popleft()
-        waits = [wait for _, wait in self._waits] + admission.waits_s()
+        if now - self._p95[0] >= _REFRESH_S:
+            self._p95 = (now, self._queue_wait_p95_ms(now, admission))
         total = engine.num_total_blocks
         return LoadView(
             num_running=engine.num_running,
             num_waiting=engine.num_waiting,
             num_queued=admission.num_queued,
             requests_per_s=len(self._arrivals) / self._window_s,
-            queue_wait_p95_ms=_p95(waits) * 1e3 if len(waits) >= self._min_samples else None,
+            queue_wait_p95_ms=self._p95[1],
             free_kv_ratio=engine.num_free_blocks / total if total else None,
         )
 
-
-def _p95(values: list[float]) -> float:
-    """Nearest-rank 95th percentile."""
-    return sorted(values)[max(0, math.ceil(0.95 * len(values)) - 1)]
+    def _queue_wait_p95_ms(self, now: float, admission: Admission) -> float | None:
+        """Nearest rank; None when there are too few samples."""
+        while self._waits and self._waits[0][0] < now - self._window_s:
+            self._waits.popleft()
+        waits = sorted([wait for _, wait in self._waits] + admission.waits_s())
+        if len(waits) < self._min_samples:
+            return None
+        return waits[max(0, math.ceil(0.95 * len(waits)) - 1)] * 1e3

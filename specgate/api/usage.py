@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from specgate.generation import Generation
@@ -42,9 +41,9 @@ def specgate_object(generation: Generation) -> dict[str, Any]:
         "num_accepted_tokens": num_accepted,
         "num_target_steps": sum(s.num_target_steps for s in stats),
         "mean_acceptance_length": 1 + num_accepted / num_drafts if num_drafts else None,
-        "predicted": asdict(decision.predicted),
+        "predicted": decision.predicted,
         "timings": timings_ms(generation.timings()),
-        "policy_changes": [asdict(change) for s in stats for change in s.policy_changes],
+        "policy_changes": [change for s in stats for change in s.policy_changes],
     }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ class DecisionLog:
 
 
 def outcome_entry(outcome: RequestOutcome) -> dict[str, Any]:
-    """One line of the log."""
+    """One line of the log, for an encoder that knows dataclasses."""
     request, sampling = outcome.request, outcome.request.sampling
     counts = {
         name: sum(getattr(stats, name) for stats in outcome.stats)
@@ -109,12 +108,12 @@ def outcome_entry(outcome: RequestOutcome) -> dict[str, Any]:
         "num_output_tokens": outcome.num_output_tokens,
         "timings": timings_ms(outcome.timings),
         "counts": counts if outcome.stats else None,
-        "policy_changes": [asdict(change) for change in outcome.policy_changes],
+        "policy_changes": outcome.policy_changes,
     }
 
 
 def decision_entry(decision: Decision) -> dict[str, Any]:
-    """A decision as /admin/explain shows it."""
+    """A decision as /admin/explain shows it, for an encoder that knows dataclasses."""
     return {
         "policy": decision.policy,
         "reason": decision.reason,
@@ -123,16 +122,16 @@ def decision_entry(decision: Decision) -> dict[str, Any]:
         "task": decision.task.label,
         "task_probabilities": {t: round(p, 4) for t, p in decision.task.probabilities.items()},
         "output_tokens": {"p50": decision.length.p50, "p90": decision.length.p90},
-        "load": asdict(decision.load),
-        "predicted": asdict(decision.predicted),
+        "load": decision.load,
+        "predicted": decision.predicted,
         "candidates": [
             {
                 "policy": candidate.policy,
                 "num_speculative_tokens": candidate.num_speculative_tokens,
                 "allowed": candidate.is_allowed,
                 "why_not": candidate.why_not,
-                "predicted": asdict(candidate.predicted),
-                "terms": [asdict(term) for term in candidate.terms],
+                "predicted": candidate.predicted,
+                "terms": candidate.terms,
             }
             for candidate in decision.candidates
         ],

@@ -49,7 +49,7 @@ async def test_retry_after_follows_the_pace() -> None:
     assert refused.value.retry_after_s == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     moves=st.lists(st.tuples(st.sampled_from(["arrive", "leave", "cancel"]), st.integers(0, 7)), max_size=60),
     max_concurrent=st.integers(1, 4),
