@@ -127,11 +127,13 @@ class Pipeline:
     def decide(self, model: ServedModel, request: GenerationRequest) -> Decision:
         """Steps 4 and 5: also what /admin/explain shows. Runs nothing."""
         card = model.backend.card
-        room = request.sampling.max_tokens if request.has_explicit_max_tokens else card.max_model_len
+        room = request.sampling.max_tokens  # 2**31 - 1 if the caller gave no limit
+        if not request.has_explicit_max_tokens and card.max_model_len:
+            room = card.max_model_len
         task = estimate_task(request)
         facts = Facts(
             task=task,
-            length=estimate_length(request, task, max(1, room)),
+            length=estimate_length(request, task, room),
             load=model.meter.view(model.admission, model.backend.load()),
             methods=card.methods,
             acceptance_p50=model.learner.acceptance_p50(task.label),

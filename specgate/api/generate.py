@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from specgate.generation import Generation
 from specgate.types import GenerationRequest
 
 logger = logging.getLogger(__name__)
+
+_LAST_WORD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,38 +95,57 @@ async def _stream(
 ) -> web.StreamResponse:
     """Failures before the first delta keep their status; later ones become an event, and no [DONE]."""
     request = generation.request
-    if request.has_usage:
-        head = head | {"usage": None}
     response = web.StreamResponse(headers=SSE_HEADERS | dict(decision_headers(generation.decision)))
-    async with aclosing(generation.deltas()) as deltas:
-        try:
-            async for index, delta in deltas:
+    try:
+        async with aclosing(_events(generation, shape, head)) as pieces:
+            async for piece in pieces:
                 if not response.prepared:
                     await response.prepare(http)
-                chunks = shape.chunks(index, delta)
-                if chunks:
-                    data = b"".join(event(head | {"choices": [choice]}) for choice in chunks)
-                    async with generation.deadline():
-                        await response.write(data)
-            if request.has_usage:
-                last = {"choices": [], "usage": usage(generation), "specgate": specgate_object(generation)}
-                await response.write(event(head | last))
-            await response.write(DONE)
-        except ApiError as error:
-            if not response.prepared:
-                raise
-            generation.note_failure(error)
-            await response.write(event(error.body()))
-        except ConnectionError:
+                async with generation.deadline():  # also for a client that does not read
+                    await response.write(piece)
+        async with generation.deadline():
+            await response.write_eof()
+    except ApiError as error:
+        if not response.prepared:
             raise
-        except Exception:  # the request boundary: after the first byte there is nobody above to answer
-            if not response.prepared:
-                raise
-            logger.exception("request %s failed in mid-stream", request.request_id)
-            failure = InternalError(f"Internal error; the request id is {request.request_id}.")
-            await response.write(event(failure.body()))
-    await response.write_eof()
+        generation.note_failure(error)
+        await _end_with(error, http, response)
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception:  # the request boundary: after the first byte there is nobody above to answer
+        if not response.prepared:
+            raise
+        logger.exception("request %s failed in mid-stream", request.request_id)
+        failure = InternalError(f"Internal error; the request id is {request.request_id}.")
+        await _end_with(failure, http, response)
     return response
+
+
+async def _events(generation: Generation, shape: Format, head: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    """The bytes of a stream that ends well, piece by piece as they are to go out."""
+    has_usage = generation.request.has_usage
+    if has_usage:
+        head = head | {"usage": None}
+    async with aclosing(generation.deltas()) as deltas:
+        async for index, delta in deltas:
+            if chunks := shape.chunks(index, delta):
+                yield b"".join(event(head | {"choices": [choice]}) for choice in chunks)
+    tail = b""
+    if has_usage:
+        last = {"choices": [], "usage": usage(generation), "specgate": specgate_object(generation)}
+        tail = event(head | last)
+    yield tail + DONE
+
+
+async def _end_with(error: ApiError, http: web.Request, response: web.StreamResponse) -> None:
+    """The last event of a stream that failed. A client that does not read even that is cut off."""
+    try:
+        async with asyncio.timeout(_LAST_WORD_S):
+            await response.write(event(error.body()))
+            await response.write_eof()
+    except TimeoutError:
+        if http.transport is not None:
+            http.transport.abort()
 
 
 def endpoint_of(gateway: Gateway, body: Mapping[str, Any]) -> _Endpoint:

@@ -95,10 +95,10 @@ MESSAGE = _closed(
     },
     ("role",),
 )
-MESSAGES: JsonSchema = {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": 65536}
+MESSAGES: JsonSchema = {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": 4096}
 TOOLS: JsonSchema = {
     "type": "array",
-    "maxItems": 1024,
+    "maxItems": 256,
     "items": {
         "type": "object",
         "properties": {

@@ -257,7 +257,7 @@ class Metrics:
             self.drafts.labels(*labels).inc(stats.num_drafts)
             self.draft_tokens.labels(*labels).inc(stats.num_draft_tokens)
             self.accepted_tokens.labels(*labels).inc(stats.num_accepted_tokens)
-            pairs = zip(stats.accepted_per_position, stats.drafted_per_position, strict=True)
+            pairs = zip(stats.accepted_per_position, stats.drafted_per_position, strict=False)
             for depth, (accepted, reached) in enumerate(pairs):
                 position = str(min(depth, _MAX_POSITION))
                 self.accepted_per_position.labels(*labels, position).inc(accepted)

@@ -104,6 +104,26 @@ async def test_a_client_that_resets_the_connection_is_noticed_too() -> None:
         await server.settled()
 
 
+async def test_a_client_that_does_not_read_is_cut_off_at_the_deadline() -> None:
+    config = make_config(requests=RequestsConfig(deadline_s=1.0))
+    async with running(config, text="x" * 8000, max_model_len=100_000) as server:
+        # Logprobs make the answer larger than all buffers on the way.
+        body = {
+            "stream": True,
+            "logprobs": True,
+            "top_logprobs": 20,
+            "max_tokens": 50_000,
+            "ignore_eos": True,
+        }
+        reader, writer = await _post(server, body)
+        await reader.readuntil(b"[{")
+        writer.transport.pause_reading()
+        await eventually(lambda: server.fake.num_running == 0)
+        await server.settled()
+        writer.transport.abort()
+        assert (await server.client.get("/admin/decisions")).json()["decisions"][0]["outcome"] == "deadline"
+
+
 async def test_one_answer_of_several_failing_ends_them_all() -> None:
     async with running(fail_after_tokens=2) as server:
         assert (await server.chat(n=3)).status_code == 503
