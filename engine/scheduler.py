@@ -10,10 +10,12 @@ The order within a step, under one budget of `max_batch_tokens`:
    what draft windows ask for (at most half, so that neither can starve the other);
 3. draft windows share the rest; they shrink, never preempt, and leave a block per decode free.
 
-There are never more running sequences than budget tokens, so a step reaches every decode and
-at least one prefill. Sequences are served by (priority, arrival); the worst-placed is the last
-of them. A sequence takes the blocks of all its tokens when it is admitted, so that only decodes
-can run out, and the best-placed sequence can always finish: alone it fits (`capacity`).
+A sequence is admitted only when tokens are left after all that run had theirs. So never more
+run than there are budget tokens, and a step reaches every decode and at least one prefill.
+
+Sequences are served by (priority, arrival); the worst-placed is the last of them. A sequence
+takes the blocks of all its tokens when it is admitted, so that only decodes can run out, and the
+best-placed one can always finish: alone it fits (`capacity`).
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class Scheduler:
             raise ValueError("max_batch_tokens and max_sequences must be at least 1")
         self.blocks = blocks
         self.max_batch_tokens = max_batch_tokens
-        self.max_running = min(max_sequences, max_batch_tokens)
+        self.max_sequences = max_sequences
         self.waiting: list[Sequence] = []  # both sorted by Sequence.order, best-placed first
         self.running: list[Sequence] = []
 
@@ -145,8 +147,8 @@ class Scheduler:
         if not self.waiting:
             return
         in_flight = {name for seq in self.running for name in _uncommitted_names(seq)}
-        for seq in self.waiting[: self.max_running]:
-            if num_tokens == 0 or len(self.running) == self.max_running:
+        for seq in self.waiting[: self.max_sequences]:
+            if num_tokens == 0 or len(self.running) == self.max_sequences:
                 break
             prefix, next_name = self._find_prefix(seq)
             if next_name in in_flight:

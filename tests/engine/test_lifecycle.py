@@ -195,6 +195,18 @@ def test_echo_gives_the_prompts_logprobs(policy: str, budget: int) -> None:
             assert [t for t, _ in entry.top] == row.topk(2).indices.tolist()
 
 
+def test_echo_survives_a_preemption_within_its_prompt() -> None:
+    ids = prompt(34, 24)
+    params = replace(GREEDY, max_tokens=2, num_logprobs=0, has_prompt_logprobs=True)
+    engine = make_engine(num_blocks=8, max_batch_tokens=2)
+    run = drive(engine, [request("grows", PROMPT[:3]), request("echo", ids, params)])
+    item = run.finished["echo"]
+    assert item.stats is not None
+    assert item.stats.num_preemptions == 1
+    assert len(item.token_ids) == 2
+    assert [entry.token_id for entry in item.prompt_logprobs[1:] if entry] == list(ids[1:])
+
+
 def test_echo_alone_generates_nothing() -> None:
     params = replace(GREEDY, max_tokens=0, num_logprobs=0, has_prompt_logprobs=True)
     item = drive(make_engine(), [request("a", PROMPT, params)]).finished["a"]

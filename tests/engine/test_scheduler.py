@@ -100,13 +100,15 @@ def test_window_ends_with_the_room_for_output() -> None:
 
 
 def test_a_window_never_preempts() -> None:
-    scheduler = make_scheduler(num_blocks=4, budget=64)
+    """Nor does it take the last free blocks, for want of which the next step would."""
+    scheduler = make_scheduler(num_blocks=6, budget=64)
     for index in range(2):
         scheduler.add(make_sequence(index, [index] * 3, scheduler, max_tokens=9))
     for _ in range(2):
         advance(scheduler, scheduler.schedule({}))
     assert [len(seq.token_ids) for seq in scheduler.running] == [5, 5]
     step = scheduler.schedule({"r0": 9, "r1": 9})
+    assert scheduler.blocks.num_free == 2
     assert [d for _, _, d in numbers(step)] == [3, 3]  # to the end of the blocks they hold
     assert not step.preempted
 
@@ -204,7 +206,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def accounts_agree(self) -> None:
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
-            assert len(self.scheduler.running) <= self.scheduler.max_running
+            assert len(self.scheduler.running) <= self.scheduler.max_sequences
             for line in (self.scheduler.running, self.scheduler.waiting):
                 assert line == sorted(line, key=lambda seq: seq.order)
 
