@@ -142,7 +142,7 @@ class FakeBackend:
             return 0
         if answer.changes:
             answer.note_change(policy.method, "override" if policy.is_exact else "rule")
-        return min(policy.num_speculative_tokens, answer.num_left - 1)
+        return max(0, min(policy.num_speculative_tokens, answer.num_left - 1))
 
     def _record(self, method: str, depth: int, delta: Delta) -> None:
         self._step += 1
@@ -204,13 +204,15 @@ class _Answer:
         first, piece, shown = self.num_out, "", ""
         finish: str | None = None
         stop_reason: str | int | None = None
+        if self._max_tokens == 0:
+            finish = "length"
         while len(piece) < accepted + 1 and finish is None:
             piece += self._next_char(first + len(piece))
             text, finish, stop_reason = self._take(piece[-1], first + len(piece))
             shown += text
         self.num_out += len(piece)
         accepted = min(accepted, len(piece))
-        self._counters.num_target_steps += 1
+        self._counters.num_target_steps += bool(piece)
         if depth > 0:
             self._counters.add_draft(depth, accepted, len(piece))
         tokens = tuple(map(ord, piece))

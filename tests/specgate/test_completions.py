@@ -51,6 +51,18 @@ async def test_legacy_logprobs_with_echo_are_aligned_whole_and_streamed() -> Non
             assert [v for part in parts for v in part[name]] == logprobs[name]
 
 
+async def test_no_tokens_but_echo_and_logprobs_score_the_prompt() -> None:
+    async with running() as server:
+        for stream in (False, True):
+            response = await server.complete(prompt="abc", echo=True, logprobs=1, max_tokens=0, stream=stream)
+            choices = events(response.text)[0]["choices"] if stream else response.json()["choices"]
+            assert choices[0]["text"] == "abc"
+            assert choices[0]["logprobs"]["tokens"] == ["a", "b", "c"]
+            assert choices[0]["finish_reason"] == "length"
+        assert (await server.complete(max_tokens=0)).json()["usage"]["completion_tokens"] == 0
+        await server.settled()
+
+
 async def test_the_official_client_streams_completions() -> None:
     async with running() as server:
         client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
@@ -238,3 +239,29 @@ async def test_draining_refuses_new_requests_and_finishes_old_ones() -> None:
         assert (await old).text.endswith("data: [DONE]\n\n")
         await server.client.post("/admin/drain", json={"draining": False})
         assert (await server.chat()).status_code == 200
+
+
+async def test_mutated_requests_never_get_a_5xx_nor_leave_anything_behind() -> None:
+    """A seeded walk over bodies: one or two fields replaced by values of the wrong or a strange kind."""
+    random = Random(7)
+    values: list[Any] = [
+        None, True, 0, -1, 2**62, 1e300, "", "x", "\x00 😀", [], [[]], [0], ["a", 1], {}, {"a": {}},
+        HELLO, [{"role": "user", "content": [{"type": "text", "text": "y"}]}], {"policy": "ngram"}, {"5": 5},
+    ]  # fmt: skip
+    async with running() as server:
+        for path, base in (
+            ("/v1/chat/completions", {"model": MODEL, "messages": HELLO, "max_tokens": 3}),
+            ("/v1/completions", {"model": MODEL, "prompt": "x", "max_tokens": 3}),
+        ):
+            document = (await server.client.get("/openapi.json")).json()
+            name = "ChatRequest" if "chat" in path else "CompletionRequest"
+            fields = sorted(document["components"]["schemas"][name]["properties"])
+            for _ in range(150):
+                body = base | {
+                    random.choice(fields): random.choice(values) for _ in range(random.randint(1, 2))
+                }
+                response = await server.client.post(path, json=body)
+                assert response.status_code in (200, 400, 404), (body, response.text)
+                if response.status_code != 200:
+                    assert response.json()["error"]["message"]
+        await server.settled()
