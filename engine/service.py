@@ -34,7 +34,10 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Run `function` in the engine's thread between two steps, e.g. to hand the planner new state."""
+    """Run `function` in the engine's thread between two steps, e.g. to hand the planner new state.
+
+    If it raises, that is logged and nothing else happens.
+    """
 
     function: Callable[[], None]
 
@@ -109,4 +112,7 @@ class EngineService:
             case Abort(request_id):
                 self._engine.abort(request_id)
             case Call(function):
-                function()
+                try:
+                    function()
+                except Exception:  # part of the top loop: a bad control message must not end the process
+                    log.exception("a control message failed; the engine goes on without it")

@@ -86,6 +86,18 @@ def test_an_idle_service_waits_for_its_inbox(client: Client, expected: list[int]
     assert turns == ["called"]
 
 
+def test_a_failing_control_message_changes_nothing(
+    client: Client, expected: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise KeyError("bad state")
+
+    client.inbox.put(Call(fail))
+    client.add(request("a", PROMPT))
+    assert tokens(client.collect(1)["a"]) == expected
+    assert "control message failed" in caplog.text
+
+
 def test_refusals_and_unknown_aborts(client: Client) -> None:
     client.inbox.put(Abort("nobody"))
     client.add(request("empty", ()))
