@@ -79,17 +79,19 @@ INLINE uint32_t sees(const ragged_batch *b, int64_t sequence, int64_t token, int
     return mask & (uint32_t)(lanes & 0xffff);
 }
 
-/* 16 keys become columns: columns[d] holds dimension d of all 16, as floats. For bfloat16 two
+/* 16 rows of keys become columns: columns[d] holds dimension d of all 16, as floats. For bfloat16 two
  * neighbouring dimensions travel together as one 32-bit element. Keys beyond `count` are zero. */
 INLINE void keys_to_columns(const char *const *keys, int64_t count, int64_t dim, int64_t type, f32x16 *columns) {
     const int64_t step = type == TYPE_F32 ? 16 : 32;
     int64_t d = 0;
     for (; d + step <= dim; d += step) {
         i32x16 m[16];
+        if (count >= 16) {
 #pragma GCC unroll 16
-        for (int k = 0; k < 16; k++) {
-            m[k] = (i32x16){0};
-            if (k < count) m[k] = (i32x16)load_f32((const float *)(keys[k] + d * type_size(type)));
+            for (int k = 0; k < 16; k++) m[k] = (i32x16)load_f32((const float *)(keys[k] + d * type_size(type)));
+        } else {
+            for (int k = 0; k < 16; k++) m[k] = (i32x16){0};
+            for (int k = 0; k < count; k++) m[k] = (i32x16)load_f32((const float *)(keys[k] + d * type_size(type)));
         }
         transpose_16x16(m);
 #pragma GCC unroll 16
@@ -106,21 +108,36 @@ INLINE void keys_to_columns(const char *const *keys, int64_t count, int64_t dim,
         for (int k = 0; k < 16; k++) columns[d][k] = k < count ? load_scalar(keys[k], d, type) : 0.0f;
 }
 
-/* scores[row][lane] = query row . key lane, even and odd dimensions summed apart. */
-INLINE void score_rows(const float *query, const f32x16 *columns, int64_t dim, int rows, float *scores) {
-    f32x16 even[ROWS], odd[ROWS];
-    for (int r = 0; r < rows; r++) even[r] = odd[r] = (f32x16){0};
+/* scores[row][0..31] = query row . 32 keys in two sets of columns; even and odd dimensions are summed
+ * apart, which keeps enough sums in flight for a single row too. */
+INLINE void score_rows(const float *query, const f32x16 *left, const f32x16 *right, int64_t dim, int rows,
+                       float *scores) {
+    f32x16 even[ROWS][2], odd[ROWS][2];
+    for (int r = 0; r < rows; r++) even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = (f32x16){0};
     for (int64_t d = 0; d + 1 < dim; d += 2) {
-        f32x16 a = columns[d], b = columns[d + 1];
+        f32x16 a = left[d], b = right[d], c = left[d + 1], e = right[d + 1];
+        IN_REGISTER(a);
+        IN_REGISTER(b);
+        IN_REGISTER(c);
+        IN_REGISTER(e);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
-            even[r] += a * query[r * dim + d];
-            odd[r] += b * query[r * dim + d + 1];
+            const f32x16 q = splat(query[r * dim + d]), p = splat(query[r * dim + d + 1]);
+            even[r][0] += a * q;
+            even[r][1] += b * q;
+            odd[r][0] += c * p;
+            odd[r][1] += e * p;
         }
     }
     if (dim & 1)
-        for (int r = 0; r < rows; r++) even[r] += columns[dim - 1] * query[r * dim + dim - 1];
-    for (int r = 0; r < rows; r++) store_f32(scores + r * SPAN, even[r] + odd[r]);
+        for (int r = 0; r < rows; r++) {
+            even[r][0] += left[dim - 1] * query[r * dim + dim - 1];
+            even[r][1] += right[dim - 1] * query[r * dim + dim - 1];
+        }
+    for (int r = 0; r < rows; r++) {
+        store_f32(scores + r * SPAN, even[r][0] + odd[r][0]);
+        store_f32(scores + r * SPAN + 16, even[r][1] + odd[r][1]);
+    }
 }
 
 /* acc[row] += sum over keys of weight[row][key] * value[key], for 16 * width dimensions from d. */
@@ -132,7 +149,10 @@ INLINE void add_values(const float *weights, const char *const *values, int64_t 
     for (int64_t k = 0; k < count; k++) {
         f32x16 v[4];
 #pragma GCC unroll 4
-        for (int w = 0; w < width; w++) v[w] = load_any(values[k], d + w * 16, type);
+        for (int w = 0; w < width; w++) {
+            v[w] = load_any(values[k], d + w * 16, type);
+            IN_REGISTER(v[w]);
+        }
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -188,18 +208,19 @@ INLINE void weigh_row(float *scores, const uint32_t *masks, int subs, float *max
 INLINE void attend_span(const call *c, const tile *t, const float *query, const char *const *keys,
                         const char *const *values, int64_t first, int64_t count, int64_t dim, int64_t type,
                         partial *p) {
-    f32x16 columns[MAX_HEAD_DIM];
+    f32x16 left[MAX_HEAD_DIM], right[MAX_HEAD_DIM];
     float scores[MAX_TILE_ROWS * SPAN] ALIGNED;
     const int64_t rows = t->num_tokens * c->group;
     const int subs = (int)((count + 15) / 16);
-    for (int i = 0; i < subs; i++) {
-        keys_to_columns(keys + i * 16, count - i * 16, dim, type, columns);
+    for (int64_t at = 0; at < count; at += 32) {
+        float *to = scores + at;
+        keys_to_columns(keys + at, count - at, dim, type, left);
+        keys_to_columns(keys + at + 16, count - at - 16, dim, type, right);
         int64_t r = 0;
-        for (; r + 4 <= rows; r += 4)
-            score_rows(query + r * dim, columns, dim, 4, scores + r * SPAN + i * 16);
-        if (rows - r == 3) score_rows(query + r * dim, columns, dim, 3, scores + r * SPAN + i * 16);
-        if (rows - r == 2) score_rows(query + r * dim, columns, dim, 2, scores + r * SPAN + i * 16);
-        if (rows - r == 1) score_rows(query + r * dim, columns, dim, 1, scores + r * SPAN + i * 16);
+        for (; r + 4 <= rows; r += 4) score_rows(query + r * dim, left, right, dim, 4, to + r * SPAN);
+        if (rows - r == 3) score_rows(query + r * dim, left, right, dim, 3, to + r * SPAN);
+        if (rows - r == 2) score_rows(query + r * dim, left, right, dim, 2, to + r * SPAN);
+        if (rows - r == 1) score_rows(query + r * dim, left, right, dim, 1, to + r * SPAN);
     }
     for (int64_t token = 0, r = 0; token < t->num_tokens; token++) {
         uint32_t masks[SPAN / 16];
@@ -231,12 +252,13 @@ INLINE void attend_chunk_typed(const call *c, const tile *t, int64_t kv_head, in
     for (int64_t first = chunk * CHUNK; first < end; first += SPAN) {
         const int64_t count = end - first < SPAN ? end - first : SPAN;
         const char *keys[SPAN], *values[SPAN];
-        for (int64_t k = 0; k < count; k++) {
-            int64_t at = first + k;
-            int64_t offset = (table[at / cache->block_size] * cache->num_kv_heads + kv_head) * head_bytes +
-                             (at % cache->block_size) * token_bytes;
-            keys[k] = (const char *)cache->key + offset;
-            values[k] = (const char *)cache->value + offset;
+        int64_t block = first / cache->block_size, offset = first % cache->block_size;
+        for (int64_t k = 0; k < count; block++, offset = 0) {
+            const int64_t start = (table[block] * cache->num_kv_heads + kv_head) * head_bytes;
+            for (; offset < cache->block_size && k < count; offset++, k++) {
+                keys[k] = (const char *)cache->key + start + offset * token_bytes;
+                values[k] = (const char *)cache->value + start + offset * token_bytes;
+            }
         }
         attend_span(c, t, query, keys, values, first, count, dim, type, p);
     }

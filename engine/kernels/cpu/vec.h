@@ -11,6 +11,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 #define LANES 16
 #define INLINE static inline __attribute__((always_inline))
 #define ALIGNED __attribute__((aligned(64)))
@@ -22,6 +26,14 @@ typedef uint16_t u16x16 __attribute__((vector_size(32)));
 typedef float f32x16_any __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint16_t u16x16_any __attribute__((vector_size(32), aligned(2), may_alias));
 
+/* Holds a vector that several operations share in a register, where the compiler would rather load
+ * it again for each: one load a cycle is all that there is. */
+#ifdef __AVX512F__
+#define IN_REGISTER(x) __asm__("" : "+v"(x))
+#else
+#define IN_REGISTER(x) (void)(x)
+#endif
+
 INLINE f32x16 splat(float x) { return x - (f32x16){0}; }
 
 INLINE f32x16 load_f32(const float *p) { return *(const f32x16_any *)p; }
@@ -32,12 +44,31 @@ INLINE f32x16 select_f32(i32x16 mask, f32x16 a, f32x16 b) {
     return (f32x16)((mask & (i32x16)a) | (~mask & (i32x16)b));
 }
 
-INLINE f32x16 max_f32(f32x16 a, f32x16 b) { return select_f32(a > b, a, b); }
+/* a > b ? a : b, so b where either is NaN. */
+INLINE f32x16 max_f32(f32x16 a, f32x16 b) {
+#ifdef __AVX512F__
+    return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return select_f32(a > b, a, b);
+#endif
+}
+
+INLINE f32x16 min_f32(f32x16 a, f32x16 b) {
+#ifdef __AVX512F__
+    return (f32x16)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+    return select_f32(a < b, a, b);
+#endif
+}
 
 /* bfloat16 is the upper half of a float. */
 INLINE f32x16 load_bf16(const uint16_t *p) {
+#ifdef __AVX512F__ /* the compiler's own way takes two halves */
+    return (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#else
     u16x16 half = *(const u16x16_any *)p;
     return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+#endif
 }
 
 INLINE float bf16_to_f32(uint16_t x) {
@@ -85,7 +116,7 @@ INLINE float max_lanes(f32x16 x) {
  * Below -87 the result is the smallest normal float's neighbourhood, never less. */
 INLINE f32x16 exp_f32(f32x16 x) {
     const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    x = max_f32(select_f32(x < 88.0f, x, splat(88.0f)), splat(-87.0f));
+    x = max_f32(min_f32(x, splat(88.0f)), splat(-87.0f));
     f32x16 whole = x * 1.44269504088896341f + magic;
     i32x16 power = (i32x16)whole - (i32x16)magic;
     whole = whole - magic;
