@@ -116,19 +116,15 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """(answer index, delta) in order of arrival, until every answer has finished. To be read once.
 
-        Raises ApiError; DeadlineExceeded when the time is up.
+        Raises ApiError. The reader holds `deadline()` around it.
         """
         streams = [self._open(index) for index in range(len(self.answers))]
         self._deltas = _merge(streams)
         while True:
             try:
-                async with asyncio.timeout_at(self._times.ends_at):
-                    index, delta = await anext(self._deltas)
+                index, delta = await anext(self._deltas)
             except StopAsyncIteration:
                 break
-            except TimeoutError:
-                self._failure = "deadline"
-                raise _too_late() from None
             except ApiError as error:
                 self.note_failure(error)
                 raise
@@ -144,7 +140,7 @@ class Generation:
             async with asyncio.timeout_at(self._times.ends_at):
                 yield
         except TimeoutError:
-            raise _too_late() from None
+            raise DeadlineExceeded("The request's deadline passed before its answer was whole.") from None
 
     def note_failure(self, error: ApiError) -> None:
         """It did not end well."""
@@ -209,10 +205,6 @@ class Generation:
             max_tokens=prompt.max_tokens,
             label=decision.task.label,
         )
-
-
-def _too_late() -> DeadlineExceeded:
-    return DeadlineExceeded("The request's deadline passed before its answer was whole.")
 
 
 async def _merge(streams: Sequence[AsyncIterator[Delta]]) -> AsyncGenerator[tuple[int, Delta], None]:

@@ -79,7 +79,7 @@ def caller_of(http: web.Request) -> Caller:
 
 
 async def _whole(generation: Generation, shape: Format, head: dict[str, Any]) -> web.Response:
-    async with aclosing(generation.deltas()) as deltas:
+    async with generation.deadline(), aclosing(generation.deltas()) as deltas:
         async for index, delta in deltas:
             shape.add(index, delta)
     body = head | {
@@ -97,13 +97,12 @@ async def _stream(
     request = generation.request
     response = web.StreamResponse(headers=SSE_HEADERS | dict(decision_headers(generation.decision)))
     try:
-        async with aclosing(_events(generation, shape, head)) as pieces:
+        # The deadline covers the writing too: a client that does not read must not hold the slot.
+        async with generation.deadline(), aclosing(_events(generation, shape, head)) as pieces:
             async for piece in pieces:
                 if not response.prepared:
                     await response.prepare(http)
-                async with generation.deadline():  # also for a client that does not read
-                    await response.write(piece)
-        async with generation.deadline():
+                await response.write(piece)
             await response.write_eof()
     except ApiError as error:
         if not response.prepared:

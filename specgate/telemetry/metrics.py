@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -42,6 +43,7 @@ _LONG_S = (
 )
 _TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 _MAX_POSITION = 15  # deeper positions share the last label
+_Series = TypeVar("_Series", Counter, Histogram)
 _NONE = "none"  # label of what was not decided
 
 
@@ -102,6 +104,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry, read_live: Callable[[], LiveReadings]) -> None:
         self.registry = registry
+        self._children: dict[tuple[object, ...], Any] = {}
         registry.register(_LiveCollector(read_live))
         self._register_requests()
         self._register_speculation()
@@ -216,35 +219,39 @@ class Metrics:
 
     def refused(self, model: str, endpoint: str, reason: str) -> None:
         """A request that never came to a decision."""
-        self.rejected.labels(reason).inc()
-        self.requests.labels(model, endpoint, "refused", _NONE, _NONE).inc()
+        self._of(self.rejected, reason).inc()
+        self._of(self.requests, model, endpoint, "refused", _NONE, _NONE).inc()
 
     def left(self, model: str, endpoint: str) -> None:
         """The client went before there was a decision."""
-        self.requests.labels(model, endpoint, "cancelled", _NONE, _NONE).inc()
+        self._of(self.requests, model, endpoint, "cancelled", _NONE, _NONE).inc()
 
     def finished(self, outcome: RequestOutcome, admission_wait_s: float) -> None:
         """A request that was decided, however it ended."""
         decision, timings = outcome.decision, outcome.timings
         labels = (decision.policy, decision.task.label)
-        self.requests.labels(outcome.request.model, outcome.request.endpoint, outcome.outcome, *labels).inc()
-        self.decisions.labels(decision.policy, decision.reason, decision.task.label, decision.arm or "").inc()
-        self.queue_wait.labels("admission").observe(admission_wait_s)
+        self._of(
+            self.requests, outcome.request.model, outcome.request.endpoint, outcome.outcome, *labels
+        ).inc()
+        self._of(
+            self.decisions, decision.policy, decision.reason, decision.task.label, decision.arm or ""
+        ).inc()
+        self._of(self.queue_wait, "admission").observe(admission_wait_s)
         if outcome.stats:
-            self.queue_wait.labels("engine").observe(max(0.0, timings.queue_wait_s - admission_wait_s))
+            self._of(self.queue_wait, "engine").observe(max(0.0, timings.queue_wait_s - admission_wait_s))
         self.prompt_tokens.inc(outcome.num_prompt_tokens)
         self.output_tokens.inc(outcome.num_output_tokens)
-        self.request_prompt_tokens.labels(labels[1]).observe(outcome.num_prompt_tokens)
+        self._of(self.request_prompt_tokens, labels[1]).observe(outcome.num_prompt_tokens)
         if timings.ttft_s is not None:
-            self.ttft.labels(*labels).observe(timings.ttft_s)
-        itl = self.itl.labels(*labels)
+            self._of(self.ttft, *labels).observe(timings.ttft_s)
+        itl = self._of(self.itl, *labels)
         for gap_s, _ in outcome.inter_token_s:
             itl.observe(gap_s)
         if outcome.outcome == "ok":
-            self.duration.labels(*labels).observe(timings.e2e_s)
-            self.request_output_tokens.labels(labels[1]).observe(outcome.num_output_tokens)
+            self._of(self.duration, *labels).observe(timings.e2e_s)
+            self._of(self.request_output_tokens, labels[1]).observe(outcome.num_output_tokens)
             if timings.tpot_s is not None:
-                self.tpot.labels(*labels).observe(timings.tpot_s)
+                self._of(self.tpot, *labels).observe(timings.tpot_s)
         self._count_drafts(outcome, labels)
 
     def _count_drafts(self, outcome: RequestOutcome, labels: tuple[str, str]) -> None:
@@ -254,24 +261,24 @@ class Metrics:
             self.target_steps_saved.inc(max(0, stats.num_output_tokens - stats.num_target_steps))
             if not stats.num_drafts:
                 continue
-            self.drafts.labels(*labels).inc(stats.num_drafts)
-            self.draft_tokens.labels(*labels).inc(stats.num_draft_tokens)
-            self.accepted_tokens.labels(*labels).inc(stats.num_accepted_tokens)
+            self._of(self.drafts, *labels).inc(stats.num_drafts)
+            self._of(self.draft_tokens, *labels).inc(stats.num_draft_tokens)
+            self._of(self.accepted_tokens, *labels).inc(stats.num_accepted_tokens)
             pairs = zip(stats.accepted_per_position, stats.drafted_per_position, strict=False)
             for depth, (accepted, reached) in enumerate(pairs):
                 position = str(min(depth, _MAX_POSITION))
-                self.accepted_per_position.labels(*labels, position).inc(accepted)
-                self.rejections.labels(*labels, position).inc(reached - accepted)
+                self._of(self.accepted_per_position, *labels, position).inc(accepted)
+                self._of(self.rejections, *labels, position).inc(reached - accepted)
 
     def stepped(self, record: StepRecord) -> None:
         """One engine step."""
-        self.step_seconds.labels(record.kind).observe(record.seconds)
+        self._of(self.step_seconds, record.kind).observe(record.seconds)
         self.verify_seconds.inc(record.verify_s)
         self.preemptions.inc(record.num_preemptions)
         drafted = 0
         for work in record.drafts:
-            self.draft_seconds.labels(work.method).inc(work.seconds)
-            self.device_seconds.labels(work.method, "draft").inc(work.seconds)
+            self._of(self.draft_seconds, work.method).inc(work.seconds)
+            self._of(self.device_seconds, work.method, "draft").inc(work.seconds)
             tokens = (
                 work.num_sequences + work.num_draft_tokens
             )  # each sequence's own token comes with its draft
@@ -279,11 +286,19 @@ class Metrics:
             drafted += tokens
         self._share(record, BASELINE, max(0, record.num_tokens - drafted))
         for error in record.drafter_errors:
-            self.drafter_errors.labels(error.method, error.kind).inc()
+            self._of(self.drafter_errors, error.method, error.kind).inc()
+
+    def _of(self, series: _Series, *labels: str) -> _Series:
+        """The series with these labels. Remembered: looking one up costs more than counting."""
+        key = (series, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = series.labels(*labels)
+        return cast(_Series, child)
 
     def _share(self, record: StepRecord, policy: str, num_tokens: int) -> None:
         """A policy's share of the step's forward and verify time, by tokens."""
         if num_tokens and record.num_tokens:
             share = min(1.0, num_tokens / record.num_tokens)
-            self.device_seconds.labels(policy, "forward").inc(share * record.forward_s)
-            self.device_seconds.labels(policy, "verify").inc(share * record.verify_s)
+            self._of(self.device_seconds, policy, "forward").inc(share * record.forward_s)
+            self._of(self.device_seconds, policy, "verify").inc(share * record.verify_s)
