@@ -36,7 +36,7 @@ def test_the_prompts_are_of_many_kinds() -> None:
 
 def test_the_demo_reports_every_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out" / "demo.json"
-    script = "text: 'one two three four five ', step_s: 0.0001"
+    script = f"text: '{'one two three four five ' * 10}', step_s: 0.0001"  # a token a character
     assert main(["demo", "--config", str(config(tmp_path, script)), "--json", str(out)]) == 0
     rows = json.loads(out.read_text(encoding="utf-8"))
     prompts = load_prompts()
