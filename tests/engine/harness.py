@@ -14,7 +14,7 @@ from engine.batch import BatchRow, build_batch
 from engine.config import DraftModelConfig, EngineConfig
 from engine.engine import Engine
 from engine.kv.block_manager import new_block_table
-from engine.models.llama import CausalLM
+from engine.models.interface import LanguageModel
 from engine.models.tiny import tiny_model
 from engine.spec.draft_model import DraftModelDrafter
 from engine.spec.drafter import Drafter
@@ -37,7 +37,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
 @cache
-def target() -> CausalLM:
+def target() -> LanguageModel:
     """The model under test: two layers, 64 tokens, a context of 256."""
     return tiny_model(vocab_size=VOCAB, max_model_len=256, eos_token_ids=frozenset({EOS}))
 
@@ -64,7 +64,7 @@ def request(
 def make_engine(
     drafters: Mapping[str, Drafter] | None = None,
     planner: SpecPlanner | None = None,
-    model: CausalLM | None = None,
+    model: LanguageModel | None = None,
     clock: Callable[[], float] | None = None,
     **config: Any,
 ) -> Engine:
@@ -138,7 +138,7 @@ def drive(engine: Engine, requests: Iterable[EngineRequest], max_steps: int = 50
 
 
 @torch.inference_mode()
-def reference_logits(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
+def reference_logits(model: LanguageModel, token_ids: Sequence[int]) -> torch.Tensor:
     """Logits after every token, from one plain forward over a fresh cache: [num_tokens, vocab]."""
     table = new_block_table()
     table.append(0)
@@ -147,7 +147,7 @@ def reference_logits(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
     return model.logits(model.forward(batch, model.new_cache(1, len(token_ids))))
 
 
-def reference_greedy(model: CausalLM, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
+def reference_greedy(model: LanguageModel, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
     """Greedy decoding with no cache, no batch and no engine."""
     token_ids = list(prompt_ids)
     for _ in range(num_tokens):
@@ -156,7 +156,7 @@ def reference_greedy(model: CausalLM, prompt_ids: Sequence[int], num_tokens: int
 
 
 def all_drafters(
-    known: Mapping[tuple[int, ...], Sequence[int]], model: CausalLM | None = None
+    known: Mapping[tuple[int, ...], Sequence[int]], model: LanguageModel | None = None
 ) -> dict[str, Drafter]:
     """Every kind of drafter: the three stubs (right up to each position), n-gram, two draft models."""
     model = model or target()
