@@ -27,6 +27,7 @@ from specgate.errors import (
     PayloadTooLarge,
     Unauthorized,
 )
+from specgate.gateway import GATEWAY
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +107,8 @@ async def errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         is_theirs = error.status < 500
         return error_response(BadRequest(error.reason) if is_theirs else _internal(request))
-    except (ConnectionError, asyncio.CancelledError):
-        raise
+    except ConnectionError:  # the client is gone: there is nobody to answer, and no fault to report
+        return web.Response(status=499, reason="Client Closed Request")
     except Exception:  # the request boundary
         logger.exception("request %s failed", request[REQUEST_ID])
         return error_response(_internal(request))
@@ -141,7 +142,11 @@ class KeyCheck:
         if path.startswith("/admin/"):
             self._check(request, self._admin_keys, "admin key")
         elif path.startswith("/v1/") or path in ("/tokenize", "/detokenize"):
-            request[TENANT] = self._check(request, self._api_keys, "API key")
+            try:
+                request[TENANT] = self._check(request, self._api_keys, "API key")
+            except ApiError as error:
+                request.app[GATEWAY].metrics.turned_away(error.default_code or "")
+                raise
         return await handler(request)
 
     def _check(self, http: web.Request, keys: tuple[KeyConfig, ...], what: str) -> str:

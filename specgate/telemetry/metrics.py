@@ -222,6 +222,10 @@ class Metrics:
         self._of(self.rejected, reason).inc()
         self._of(self.requests, model, endpoint, "refused", _NONE, _NONE).inc()
 
+    def turned_away(self, reason: str) -> None:
+        """A caller without a valid key."""
+        self._of(self.rejected, reason).inc()
+
     def left(self, model: str, endpoint: str) -> None:
         """The client went before there was a decision."""
         self._of(self.requests, model, endpoint, "cancelled", _NONE, _NONE).inc()

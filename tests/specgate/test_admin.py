@@ -168,6 +168,7 @@ async def test_keys_are_needed_where_the_config_does_not_waive_them(host: str) -
                 "/v1/models", headers=[(b"Authorization", wrong.encode("latin-1"))]
             )
             assert response.status_code == 401, wrong
+        assert await server.metric('specgate_rejected_requests_total{reason="invalid_api_key"}') >= 6
         await server.chat(headers=as_user)
         decisions = await server.client.get("/admin/decisions", headers=as_admin)
         assert decisions.json()["decisions"][0]["tenant"] == "alice"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -148,3 +149,46 @@ async def _post(server: Running, body: dict[str, Any]) -> tuple[asyncio.StreamRe
     )
     await writer.drain()
     return reader, writer
+
+
+async def test_many_requests_with_random_leavers_leave_nothing_behind() -> None:
+    random = Random(11)
+    config = make_config(admission=AdmissionConfig(max_concurrent=8, max_queue=1000))
+    async with running(config, step_s=0.001, text="abcdefgh" * 8) as server:
+
+        def tasks() -> set[asyncio.Task[Any]]:  # but for connections that are kept alive
+            return {t for t in asyncio.all_tasks() if "RequestHandler" not in repr(t.get_coro())}
+
+        before = tasks()
+
+        async def one() -> None:
+            ask = server.chat(
+                stream=random.random() < 0.5,
+                n=random.choice((1, 1, 3)),
+                max_tokens=random.randint(1, 60),
+                specgate={"policy": random.choice(("auto", "baseline", "ngram", "draft"))},
+            )
+            patience_s = random.choice((0.0, 0.01, 0.05, 0.3, 20.0))
+            try:
+                async with asyncio.timeout(patience_s):
+                    assert (await ask).status_code == 200
+            except TimeoutError:
+                pass  # this client left
+
+        for _ in range(5):
+            await asyncio.gather(*(one() for _ in range(30)))
+        await server.settled()
+        await eventually(lambda: tasks() == before)
+        text = (await server.client.get("/metrics")).text
+        ended = [
+            float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if line.startswith("specgate_requests_total{")
+        ]
+        counted = len(
+            (await server.client.get("/admin/decisions", params={"limit": 1000})).json()["decisions"]
+        )
+        undecided = await server.metric(
+            f'specgate_requests_total{{endpoint="chat",model="{MODEL}",outcome="cancelled",policy="none",task="none"}}'
+        )
+        assert sum(ended) == counted + undecided  # every request counts once
