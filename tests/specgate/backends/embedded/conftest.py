@@ -19,7 +19,7 @@ from tests.specgate.backends.embedded.requests_for_tests import until
 @pytest.fixture(scope="package")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer model with tokenizer and chat template."""
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_model_len=2048)
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_model_len=8192)
 
 
 @pytest.fixture(scope="package")
@@ -28,7 +28,7 @@ def engine_config(tiny_folder: Path) -> EngineConfig:
     return EngineConfig(
         model=str(tiny_folder),
         num_threads=1,
-        num_blocks=512,
+        num_blocks=2048,
         max_sequences=2,
         draft_model=DraftModelConfig(layers_of_target=1),
     )

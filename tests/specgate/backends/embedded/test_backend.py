@@ -38,7 +38,7 @@ def assert_adds_up(stats: SequenceStats, num_tokens: int) -> None:
 
 async def test_card_and_status(backend: EmbeddedBackend) -> None:
     card = backend.card
-    assert (card.model_id, card.max_model_len) == ("tiny", 2048)
+    assert (card.model_id, card.max_model_len) == ("tiny", 8192)
     assert dict(card.methods) == {"ngram": 4, "draft": 5}
     assert card.details["device"] == "cpu"
     assert card.details["kernels"]
@@ -116,7 +116,7 @@ async def test_chat_goes_through_the_template(backend: EmbeddedBackend) -> None:
         ({"messages": ({"role": "user", "content": [{"type": "image_url"}]},)}, "messages", "image_url"),
         ({"prompt": ""}, "prompt", "at least one token"),
         ({"prompt": (1, 10**6)}, "prompt", "prompt\\[1\\] is 1000000"),
-        ({"prompt": (3,) * 2048}, "prompt", "2048 tokens; this model's context is 2048 tokens"),
+        ({"prompt": (3,) * 8192}, "prompt", "8192 tokens; this model's context is 8192 tokens"),
     ],
 )
 async def test_prompts_that_cannot_run(
@@ -138,11 +138,11 @@ async def test_what_the_engine_refuses_is_a_bad_request(backend: EmbeddedBackend
 
 
 async def test_the_context_limit_ends_an_answer_with_length(backend: EmbeddedBackend) -> None:
-    ids = tuple(range(3, 43)) * 51
+    ids = tuple(range(3, 43)) * 204
     request = replace(completion("x"), prompt=ids)
     for policy in POLICIES:
         whole = await answer(backend, request, policy, max_tokens=100)
-        assert len(ids) + len(whole.token_ids) == 2048
+        assert len(ids) + len(whole.token_ids) == 8192
         assert whole.last.finish_reason == "length"
 
 

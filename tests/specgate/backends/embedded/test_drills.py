@@ -25,7 +25,7 @@ from tests.specgate.backends.embedded.requests_for_tests import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LONG = 1500  # tokens: far from done when a test acts
+LONG = 6000  # tokens: far from done when a test acts
 PROMPT = "over and over and over"
 
 
