@@ -20,10 +20,11 @@ from specgate.backends.base import Backend
 from specgate.backends.fake import FakeBackend
 from specgate.clock import Clock, SystemClock
 from specgate.config import Config, FakeConfig, ModelConfig
+from specgate.estimate import Estimator, StructuralEstimator
 from specgate.gateway import GATEWAY, Gateway
 from specgate.learning import Learner
 from specgate.load import LoadMeter
-from specgate.pipeline import Pipeline, ServedModel, Switches
+from specgate.pipeline import Pipeline, ServedModel, Switches, Telemetry
 from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.logs import set_up_logging
 from specgate.telemetry.metrics import LiveReadings, Metrics
@@ -40,6 +41,7 @@ def build_app(
     clock: Clock | None = None,
     registry: CollectorRegistry | None = None,
     backends: Mapping[str, Backend] | None = None,
+    estimator: Estimator | None = None,
 ) -> web.Application:
     """The whole gateway. `backends` by model id, for tests; else they are made as configured.
 
@@ -65,7 +67,15 @@ def build_app(
         config=config,
         clock=clock,
         models=models,
-        pipeline=Pipeline(models, config.policy, config.requests, switches, metrics, log, clock),
+        pipeline=Pipeline(
+            models,
+            config.policy,
+            config.requests,
+            switches,
+            estimator or StructuralEstimator(),
+            Telemetry(metrics, log),
+            clock,
+        ),
         parser=Parser(config.requests),
         switches=switches,
         metrics=metrics,
@@ -174,8 +184,12 @@ def _build_backend(model: ModelConfig, clock: Clock) -> Backend:
     if model.backend == "fake":
         return FakeBackend(model.id, model.fake or FakeConfig(), clock)
     from specgate.backends.embedded.backend import EmbeddedBackend, EmbeddedConfig
+    from specgate.backends.embedded.supervisor import Supervision
 
-    return EmbeddedBackend(EmbeddedConfig(model.id, model.engine or EngineConfig()), clock)
+    supervision = Supervision(
+        load_timeout_s=model.supervision.load_timeout_s, hang_timeout_s=model.supervision.hang_timeout_s
+    )
+    return EmbeddedBackend(EmbeddedConfig(model.id, model.engine or EngineConfig(), supervision), clock)
 
 
 def _live_reader(models: Mapping[str, ServedModel], process: ProcessReader) -> Callable[[], LiveReadings]:

@@ -11,8 +11,9 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
-from specgate.types import TASKS, GenerationRequest, LengthEstimate, TaskEstimate
+from specgate.types import TASKS, GenerationRequest, LengthEstimate, RequestOutcome, TaskEstimate
 
 _END_CHARS = 400  # how much of each end of a long message is taken for the instruction
 _FENCE = re.compile(r"```|~~~")
@@ -111,37 +112,58 @@ class _Shape:
     is_raw: bool  # /v1/completions: text to be continued
 
 
-def estimate_task(request: GenerationRequest) -> TaskEstimate:
-    """Task with probabilities; an override is certain."""
-    if request.overrides.task is not None:
-        label = request.overrides.task
-        return TaskEstimate(label, 1.0, {task: float(task == label) for task in TASKS})
-    points = dict.fromkeys(TASKS, 0.0)
-    for task, value in _points(request):
-        points[task] += value
-    total = sum(math.exp(p) for p in points.values())
-    probabilities = {task: math.exp(p) / total for task, p in points.items()}
-    label = max(TASKS, key=lambda task: probabilities[task])
-    return TaskEstimate(label, probabilities[label], probabilities)
+class Estimator(Protocol):
+    """What a decision needs to know of a request beforehand."""
+
+    def task(self, request: GenerationRequest) -> TaskEstimate:
+        """The task, with a probability for each. An override is certain."""
+        ...
+
+    def length(self, request: GenerationRequest, task: TaskEstimate, max_tokens: int) -> LengthEstimate:
+        """Quantiles of the answer in tokens, never above `max_tokens`."""
+        ...
+
+    def learn(self, outcome: RequestOutcome) -> None:
+        """A finished request."""
+        ...
 
 
-def estimate_length(request: GenerationRequest, task: TaskEstimate, max_tokens: int) -> LengthEstimate:
-    """Quantiles of the answer in tokens, never above `max_tokens` nor below `min_tokens`."""
-    p50 = sum(task.probabilities[t] * _TYPICAL_TOKENS[t][0] for t in TASKS)
-    p90 = sum(task.probabilities[t] * _TYPICAL_TOKENS[t][1] for t in TASKS)
-    if task.label in ("code_edit", "translation"):  # the answer is about as long as what it works on
-        size = _size_tokens(_shape(request).text)
-        p50, p90 = 0.5 * (p50 + size), 0.5 * (p90 + 1.5 * size)
-    instruction = _shape(request).instruction
-    if asked := _ASKED_LENGTH.search(instruction):
-        wanted = int(asked[1]) * _TOKENS_PER_UNIT.get(asked[2], 1.35)
-        p50, p90 = wanted, 1.4 * wanted
-    elif _SHORT_ANSWER.search(instruction):
-        p50, p90 = min(p50, 30.0), min(p90, 80.0)
-    if request.sampling.ignore_eos:
-        p50 = p90 = float(max_tokens)
-    low = float(min(request.sampling.min_tokens, max_tokens))
-    return LengthEstimate(*(min(float(max_tokens), max(low, 1.0, value)) for value in (p50, p90)))
+class StructuralEstimator:
+    """The rules of this file. They do not learn."""
+
+    def task(self, request: GenerationRequest) -> TaskEstimate:
+        """Task with probabilities; an override is certain."""
+        if request.overrides.task is not None:
+            label = request.overrides.task
+            return TaskEstimate(label, 1.0, {task: float(task == label) for task in TASKS})
+        points = dict.fromkeys(TASKS, 0.0)
+        for task, value in _points(request):
+            points[task] += value
+        total = sum(math.exp(p) for p in points.values())
+        probabilities = {task: math.exp(p) / total for task, p in points.items()}
+        label = max(TASKS, key=lambda task: probabilities[task])
+        return TaskEstimate(label, probabilities[label], probabilities)
+
+    def length(self, request: GenerationRequest, task: TaskEstimate, max_tokens: int) -> LengthEstimate:
+        """Quantiles of the answer in tokens, never above `max_tokens` nor below `min_tokens`."""
+        p50 = sum(task.probabilities[t] * _TYPICAL_TOKENS[t][0] for t in TASKS)
+        p90 = sum(task.probabilities[t] * _TYPICAL_TOKENS[t][1] for t in TASKS)
+        if task.label in ("code_edit", "translation"):  # the answer is about as long as what it works on
+            size = _size_tokens(_shape(request).text)
+            p50, p90 = 0.5 * (p50 + size), 0.5 * (p90 + 1.5 * size)
+        instruction = _shape(request).instruction
+        if asked := _ASKED_LENGTH.search(instruction):
+            wanted = int(asked[1]) * _TOKENS_PER_UNIT.get(asked[2], 1.35)
+            p50, p90 = wanted, 1.4 * wanted
+        elif _SHORT_ANSWER.search(instruction):
+            p50, p90 = min(p50, 30.0), min(p90, 80.0)
+        if request.sampling.ignore_eos:
+            p50 = p90 = float(max_tokens)
+        low = float(min(request.sampling.min_tokens, max_tokens))
+        return LengthEstimate(*(min(float(max_tokens), max(low, 1.0, value)) for value in (p50, p90)))
+
+    def learn(self, outcome: RequestOutcome) -> None:
+        """Rules stay as they are."""
 
 
 def _points(request: GenerationRequest) -> Iterator[tuple[str, float]]:

@@ -35,7 +35,7 @@ from specgate.errors import (
     NotReady,
     UnsupportedParameter,
 )
-from specgate.estimate import estimate_length, estimate_task
+from specgate.estimate import Estimator
 from specgate.generation import Generation, Prompt, Times
 from specgate.learning import Learner
 from specgate.load import LoadMeter
@@ -65,6 +65,14 @@ class Switches:
     is_hurried: bool = False  # asked twice to end: running requests are not waited for
 
 
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Where outcomes are reported."""
+
+    metrics: Metrics
+    log: DecisionLog
+
+
 class Pipeline:
     """Runs requests. Holds no state of its own beside how many are open."""
 
@@ -74,8 +82,8 @@ class Pipeline:
         policy: PolicyConfig,
         limits: RequestsConfig,
         switches: Switches,
-        metrics: Metrics,
-        log: DecisionLog,
+        estimator: Estimator,
+        telemetry: Telemetry,
         clock: Clock,
     ) -> None:
         self.models = models
@@ -83,8 +91,9 @@ class Pipeline:
         self.num_open = 0
         self._policy = policy
         self._limits = limits
-        self._metrics = metrics
-        self._log = log
+        self._estimator = estimator
+        self._metrics = telemetry.metrics
+        self._log = telemetry.log
         self._clock = clock
 
     @asynccontextmanager
@@ -130,10 +139,10 @@ class Pipeline:
         room = request.sampling.max_tokens  # 2**31 - 1 if the caller gave no limit
         if not request.has_explicit_max_tokens and card.max_model_len:
             room = card.max_model_len
-        task = estimate_task(request)
+        task = self._estimator.task(request)
         facts = Facts(
             task=task,
-            length=estimate_length(request, task, room),
+            length=self._estimator.length(request, task, room),
             load=model.meter.view(model.admission, model.backend.load()),
             methods=card.methods,
             acceptance_p50=model.learner.acceptance_p50(task.label),
@@ -201,6 +210,7 @@ class Pipeline:
         self._log.add(outcome)
         model.meter.waited(outcome.timings.queue_wait_s)
         model.learner.learn(outcome)
+        self._estimator.learn(outcome)
 
     def _count_undecided(self, request: GenerationRequest, error: BaseException) -> None:
         model = request.model if request.model in self.models else "none"
