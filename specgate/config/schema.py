@@ -108,12 +108,23 @@ class FakeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisionConfig:
+    """When an engine process is given up and started again."""
+
+    load_timeout_s: float = setting(600.0, "not ready this long after its start", gt=0)
+    hang_timeout_s: float = setting(
+        60.0, "no sign of life, or requests but no step, for this long; must exceed the longest step", gt=0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """One served model: its name in the API and who runs it."""
 
     id: str = setting(MISSING, "name in the API", pattern=r"[\w.:/@+-]{1,128}")
     backend: Literal["embedded", "fake"] = setting("embedded", "who runs it")
     engine: EngineConfig | None = setting(None, "settings of the embedded engine (backend: embedded)")
+    supervision: SupervisionConfig = setting(SupervisionConfig, SupervisionConfig.__doc__ or "")
     fake: FakeConfig | None = setting(None, "the script (backend: fake)")
 
 
