@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from specgate.api.formats import ChatFormat, CompletionsFormat, Format
-from specgate.api.http import REQUEST_ID, TENANT, json_response, read_json
+from specgate.api.http import REQUEST_ID, TENANT, json_response, off_loop, read_json
 from specgate.api.parse import POLICY_HEADER, Caller, Parser
 from specgate.api.sse import DONE, SSE_HEADERS, event
 from specgate.api.usage import decision_headers, specgate_object, usage
@@ -56,7 +56,9 @@ async def _generate(http: web.Request, endpoint: _Endpoint) -> web.StreamRespons
     gateway = http.app[GATEWAY]
     arrival_s = gateway.clock.monotonic()
     try:
-        request = endpoint.parse(gateway.parser, await read_json(http, gateway.config), caller_of(http))
+        body = await read_json(http, gateway.config)
+        size = http.content_length or gateway.config.server.max_body_bytes
+        request = await off_loop(size, endpoint.parse, gateway.parser, body, caller_of(http))
     except ApiError as error:
         gateway.pipeline.count_refused(endpoint.name, error)
         raise

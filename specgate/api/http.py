@@ -9,7 +9,7 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 REQUEST_ID = web.RequestKey("request_id", str)
 TENANT = web.RequestKey("tenant", str)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
+_T = TypeVar("_T")
+_INLINE_SIZE = 64 * 1024
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _encoder = msgspec.json.Encoder()
 
@@ -53,7 +55,14 @@ async def read_json(http: web.Request, config: Config) -> dict[str, Any]:
     if http.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise BadRequest("Compressed bodies are not supported.", "Content-Encoding")
     data = await _read_body(http, config.server.max_body_bytes, config.requests.deadline_s)
-    return decode_json(data, config.server.max_json_depth)
+    return await off_loop(len(data), decode_json, data, config.server.max_json_depth)
+
+
+async def off_loop(size: int, function: Callable[..., _T], *args: Any) -> _T:
+    """Run a pure function here, or in a thread if its input is so large that others would wait for it."""
+    if size <= _INLINE_SIZE:
+        return function(*args)
+    return await asyncio.to_thread(function, *args)
 
 
 async def _read_body(http: web.Request, max_bytes: int, deadline_s: float) -> bytes:

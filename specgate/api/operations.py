@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -10,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from specgate import __version__
 from specgate.api.generate import caller_of
-from specgate.api.http import json_response, read_json
+from specgate.api.http import json_response, off_loop, read_json
 from specgate.api.jsoncheck import check
 from specgate.api.openapi import openapi_document
 from specgate.api.schema import DETOKENIZE, TOKENIZE
@@ -18,7 +17,7 @@ from specgate.errors import BadRequest, NotReady
 from specgate.gateway import GATEWAY, Gateway
 from specgate.pipeline import ServedModel
 
-_INLINE_CHARS = 2_000  # longer texts are encoded off the event loop
+_WEIGHT = 32  # a character or token to convert costs as much as that many to parse
 
 
 async def models(http: web.Request) -> web.Response:
@@ -65,12 +64,15 @@ async def tokenize(http: web.Request) -> web.Response:
         if body.get("chat_template_kwargs") is not None:
             raise BadRequest("'chat_template_kwargs' does nothing with 'prompt'.", "chat_template_kwargs")
         special = body.get("add_special_tokens")
-        tokens = await _off_loop(
-            len(body["prompt"]), served.backend.tokenize, body["prompt"], True if special is None else special
+        tokens = await off_loop(
+            _WEIGHT * len(body["prompt"]),
+            served.backend.tokenize,
+            body["prompt"],
+            True if special is None else special,
         )
     strings = None
     if body.get("return_token_strs"):
-        strings = await _off_loop(len(tokens), lambda: [served.backend.detokenize([t]) for t in tokens])
+        strings = await off_loop(_WEIGHT * len(tokens), _strings_of, served, tokens)
     return json_response(
         {
             "count": len(tokens),
@@ -90,7 +92,11 @@ async def detokenize(http: web.Request) -> web.Response:
     vocab_size = served.backend.card.vocab_size
     if vocab_size is not None and tokens and max(tokens) >= vocab_size:
         raise BadRequest(f"'tokens' has {max(tokens)}; token ids here are 0 to {vocab_size - 1}.", "tokens")
-    return json_response({"prompt": await _off_loop(len(tokens), served.backend.detokenize, tokens)})
+    return json_response({"prompt": await off_loop(_WEIGHT * len(tokens), served.backend.detokenize, tokens)})
+
+
+def _strings_of(served: ServedModel, tokens: list[int]) -> list[str]:
+    return [served.backend.detokenize([token]) for token in tokens]
 
 
 def _served(gateway: Gateway, body: dict[str, Any]) -> ServedModel:
@@ -101,12 +107,6 @@ def _served(gateway: Gateway, body: dict[str, Any]) -> ServedModel:
     if not status.is_ready:
         raise NotReady(f"The model is not ready: {status.detail}.")
     return served
-
-
-async def _off_loop(size: int, function: Any, *args: Any) -> Any:
-    if size <= _INLINE_CHARS:
-        return function(*args)
-    return await asyncio.to_thread(function, *args)
 
 
 async def healthz(_http: web.Request) -> web.Response:
