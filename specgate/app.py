@@ -20,6 +20,7 @@ from specgate.backends.base import Backend
 from specgate.backends.fake import FakeBackend
 from specgate.clock import Clock, SystemClock
 from specgate.config import Config, FakeConfig, ModelConfig
+from specgate.errors import Draining
 from specgate.estimate import Estimator, StructuralEstimator
 from specgate.gateway import GATEWAY, Gateway
 from specgate.learning import Learner
@@ -33,6 +34,7 @@ from specgate.telemetry.process import ProcessReader
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+_LAST_WORDS_S = 1.0  # for requests that are cut off to say so
 
 
 def build_app(
@@ -94,7 +96,7 @@ def build_app(
 
 def make_runner(app: web.Application) -> web.AppRunner:
     """A runner that cancels a handler as soon as its client is gone."""
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_WORDS_S)
 
 
 def run(config: Config) -> int:
@@ -161,8 +163,9 @@ async def _drain(gateway: Gateway) -> None:
     while gateway.pipeline.num_open and not gateway.switches.is_hurried:
         if clock.monotonic() >= ends_s:
             logger.warning("%d requests did not finish within %g s", gateway.pipeline.num_open, grace_s)
-            return
+            break
         await asyncio.sleep(_POLL_S)
+    gateway.pipeline.cut_off(Draining("The server was stopped before the answer was whole."))
 
 
 def _url(runner: web.AppRunner) -> str:

@@ -98,6 +98,8 @@ class Generation:
         self._clock = clock
         self._deltas: AsyncGenerator[tuple[int, Delta], None] | None = None
         self._failure: str | None = None
+        self._timeout: asyncio.Timeout | None = None
+        self._cut: ApiError | None = None
 
     @property
     def admission_wait_s(self) -> float:
@@ -135,12 +137,19 @@ class Generation:
 
     @asynccontextmanager
     async def deadline(self) -> AsyncIterator[None]:
-        """Raises DeadlineExceeded out of the block when the request's time is up."""
+        """Raises out of the block when the request's time is up: DeadlineExceeded, or what `cut_off` gave."""
         try:
-            async with asyncio.timeout_at(self._times.ends_at):
+            async with asyncio.timeout_at(self._times.ends_at) as self._timeout:
                 yield
         except TimeoutError:
-            raise DeadlineExceeded("The request's deadline passed before its answer was whole.") from None
+            late = DeadlineExceeded("The request's deadline passed before its answer was whole.")
+            raise (self._cut or late) from None
+
+    def cut_off(self, error: ApiError) -> None:
+        """Its time is up now, for this reason."""
+        self._cut = error
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     def note_failure(self, error: ApiError) -> None:
         """It did not end well."""

@@ -89,6 +89,7 @@ class Pipeline:
         self.models = models
         self.switches = switches
         self.num_open = 0
+        self._running: set[Generation] = set()
         self._policy = policy
         self._limits = limits
         self._estimator = estimator
@@ -113,6 +114,7 @@ class Pipeline:
                     prompts = await self._encode(model, request)  # 3
                 decision = self.decide(model, request)  # 4, 5
                 generation = Generation(request, decision, prompts, model.backend, times, self._clock)  # 6
+                self._running.add(generation)
                 try:
                     yield generation  # 7 to 11
                 except ApiError as error:
@@ -122,6 +124,7 @@ class Pipeline:
                     generation.note_left()
                     raise
                 finally:
+                    self._running.discard(generation)
                     try:
                         await generation.close()
                     finally:
@@ -132,6 +135,11 @@ class Pipeline:
             raise
         finally:
             self.num_open -= 1
+
+    def cut_off(self, error: ApiError) -> None:
+        """End everything that still runs, with this error."""
+        for generation in self._running:
+            generation.cut_off(error)
 
     def decide(self, model: ServedModel, request: GenerationRequest) -> Decision:
         """Steps 4 and 5: also what /admin/explain shows. Runs nothing."""
