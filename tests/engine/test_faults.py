@@ -33,10 +33,12 @@ class FaultyDrafter(StubDrafter):
         self.fault = fault
         self.is_faulty = True
         self.held: set[str] = set()
+        self.num_begins = 0
 
     def begin(self, seq_id: str, token_ids: Sequence[int]) -> None:
         assert seq_id not in self.held
         self.held.add(seq_id)
+        self.num_begins += 1
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         assert {context.seq_id for context in contexts} <= self.held
@@ -103,6 +105,7 @@ def test_a_faulty_draft_costs_that_step_its_draft(fault: str) -> None:
     assert {(error.method, error.kind) for error in errors} == {("faulty", kind)}
     assert all(error.message for error in errors)
     assert drafter.held == set()
+    assert drafter.num_begins >= len(prompts) + len(errors) - 1  # anew after each fault
 
 
 def test_a_wrong_number_of_trees_is_an_invalid_draft() -> None:

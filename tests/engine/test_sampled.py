@@ -38,25 +38,27 @@ def alone() -> dict[tuple[str, int], list[int]]:
     }
 
 
-@pytest.mark.parametrize("num_blocks", [256, 24])
+@pytest.mark.parametrize(("known_setting", "num_blocks"), [("plain", 256), ("greedy_bias", 24)])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_alone_and_in_company(
-    policy: str, num_blocks: int, alone: dict[tuple[str, int], list[int]]
+    policy: str, known_setting: str, num_blocks: int, alone: dict[tuple[str, int], list[int]]
 ) -> None:
-    for name in ("plain", "greedy_bias"):
-        known = {ids: alone[name, index] for index, ids in enumerate(PROMPTS)}
-        engine = make_engine(all_drafters(known), num_blocks=num_blocks, max_batch_tokens=40)
-        requests = [
-            request(f"{setting}/{index}", ids, params, policy, num_speculative_tokens=1 + index)
-            for setting, params in SETTINGS.items()
-            for index, ids in enumerate(PROMPTS)
-        ]
-        run = drive(engine, requests)
-        for key, tokens in run.tokens().items():
-            setting, index = key.split("/")
-            assert tokens == alone[setting, int(index)], key
-        if num_blocks == 24:
-            assert sum(record.num_preemptions for record in run.records) > 0
+    """All settings in one batch; the stubs draft what one of them answers, so right, wrong and mixed."""
+    known = {ids: alone[known_setting, index] for index, ids in enumerate(PROMPTS)}
+    engine = make_engine(all_drafters(known), num_blocks=num_blocks, max_batch_tokens=40)
+    requests = [
+        request(f"{setting}/{index}", ids, params, policy, num_speculative_tokens=1 + index)
+        for setting, params in SETTINGS.items()
+        for index, ids in enumerate(PROMPTS)
+    ]
+    run = drive(engine, requests)
+    for key, tokens in run.tokens().items():
+        setting, index = key.split("/")
+        assert tokens == alone[setting, int(index)], key
+    if num_blocks == 24:
+        assert sum(record.num_preemptions for record in run.records) > 0
+    if policy.startswith("right"):
+        assert all(run.finished[f"{known_setting}/{i}"].num_accepted_tokens > 0 for i in range(len(PROMPTS)))
 
 
 def test_a_banned_token_never_appears(alone: dict[tuple[str, int], list[int]]) -> None:
