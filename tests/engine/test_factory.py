@@ -1,0 +1,63 @@
+"""Engines made from settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.config import DraftModelConfig, EngineConfig, NgramConfig
+from engine.errors import DrafterMismatch, ModelSourceError
+from engine.factory import build_drafters, build_engine
+from engine.spec.planner import FollowAssignment
+from tests.engine.harness import GREEDY, drive, request, target
+
+SMALL = EngineConfig(num_blocks=64, block_size=16)
+
+
+def test_the_configured_drafters_are_there() -> None:
+    drafters = build_drafters(SMALL, target())
+    assert {name: d.num_speculative_tokens for name, d in drafters.items()} == {"ngram": 4}
+    config = replace(
+        SMALL,
+        ngram=NgramConfig(num_speculative_tokens=7),
+        draft_model=DraftModelConfig(num_speculative_tokens=2, layers_of_target=1),
+    )
+    drafters = build_drafters(config, target())
+    assert {name: d.num_speculative_tokens for name, d in drafters.items()} == {"ngram": 7, "draft": 2}
+    assert build_drafters(replace(SMALL, ngram=None), target()) == {}
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        DraftModelConfig(),
+        DraftModelConfig(source="x", layers_of_target=1),
+        DraftModelConfig(layers_of_target=3),
+    ],
+)
+def test_a_draft_model_that_cannot_be_is_refused(draft: DraftModelConfig) -> None:
+    with pytest.raises(DrafterMismatch):
+        build_drafters(replace(SMALL, draft_model=draft), target())
+
+
+def test_a_missing_model_is_one_clear_error() -> None:
+    with pytest.raises(ModelSourceError, match="nowhere"):
+        build_engine(replace(SMALL, model="/nowhere/at/all"), FollowAssignment(), lambda: 0.0, lambda: 1)
+
+
+@pytest.mark.model
+def test_the_default_model_answers_the_same_under_every_policy() -> None:
+    config = replace(SMALL, max_model_len=256, draft_model=DraftModelConfig(layers_of_target=4))
+    engine = build_engine(config, FollowAssignment(), lambda: 0.0, lambda: 1)
+    assert engine.max_model_len == 256
+    prompts = [tuple(range(1000, 1020)) * 2, tuple(range(300, 309))]
+    params = replace(GREEDY, max_tokens=12)
+    plain = [drive(engine, [request("a", ids, params)]).finished["a"].token_ids for ids in prompts]
+    requests = [
+        request(f"{n}-{policy}", ids, params, policy)
+        for n, ids in enumerate(prompts)
+        for policy in ("baseline", "ngram", "draft")
+    ]
+    for key, tokens in drive(engine, requests).tokens().items():
+        assert tokens == plain[int(key[0])], key
