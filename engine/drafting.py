@@ -91,7 +91,7 @@ class Drafting:
                 if method not in seq.drafters:
                     seq.drafters.add(method)
                     drafter.begin(seq.seq_id, seq.token_ids)
-            return drafter.propose(contexts)
+            return list(drafter.propose(contexts))
 
         trees = self._guarded(method, propose)
         if trees is not None and len(trees) != len(contexts):
@@ -159,12 +159,16 @@ def find_faults(
         message = _shape_fault(tree, ceiling, vocab_size)
         if message is not None:
             faults[index] = ("invalid_draft", message)
-    sampled = {i: t.probs for i, t in enumerate(trees) if t.probs is not None and len(t) and i not in faults}
+    sampled = {
+        i: tree.probs
+        for i, tree in enumerate(trees)
+        if i not in faults and tree.probs is not None and len(tree) > 0
+    }
     if sampled:
         owners = [i for i in sampled for _ in trees[i].token_ids]
         probs = torch.cat(list(sampled.values()))  # [num_nodes, vocab]
         drawn = torch.tensor([t for i in sampled for t in trees[i].token_ids], device=probs.device)
-        sums = probs.sum(dim=1)
+        sums = probs.sum(dim=1, dtype=torch.float32)
         chosen = probs.gather(1, drawn[:, None])[:, 0]
         is_nan = sums.isnan().tolist()
         is_bad = ((sums - 1).abs() > PROBS_TOLERANCE) | (chosen <= 0) | (probs.amin(dim=1) < 0)
@@ -178,17 +182,26 @@ def find_faults(
     return faults
 
 
-def _shape_fault(tree: DraftTree, ceiling: int, vocab_size: int) -> str | None:
+def _shape_fault(tree: object, ceiling: int, vocab_size: int) -> str | None:
+    if not isinstance(tree, DraftTree):
+        return f"a {type(tree).__name__} instead of a DraftTree"
     if len(tree) > ceiling:
         return f"{len(tree)} draft tokens where at most {ceiling} were granted"
     if len(tree.parents) != len(tree.token_ids) or not tree.is_chain:
         return f"parents {tree.parents} make no chain"
-    bad = [token for token in tree.token_ids if not 0 <= token < vocab_size]
+    bad = [token for token in tree.token_ids if not _is_token(token, vocab_size)]
     if bad:
-        return f"token id {bad[0]} is outside the vocabulary of {vocab_size}"
-    if tree.probs is not None and tuple(tree.probs.shape) != (len(tree), vocab_size):
-        return f"probs have shape {tuple(tree.probs.shape)}, expected {(len(tree), vocab_size)}"
+        return f"token id {bad[0]!r} is no integer below the vocabulary's {vocab_size}"
+    probs: object = tree.probs
+    if probs is None:
+        return None
+    if not isinstance(probs, torch.Tensor) or probs.shape != (len(tree), vocab_size):
+        return f"probs are no tensor of shape {(len(tree), vocab_size)}"
     return None
+
+
+def _is_token(token: object, vocab_size: int) -> bool:
+    return isinstance(token, int) and 0 <= token < vocab_size
 
 
 def _context(seq: Sequence, max_draft_tokens: int) -> DraftContext:

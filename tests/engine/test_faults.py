@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -71,6 +72,8 @@ FAULTS: dict[str, tuple[str, Callable[[], DraftTree]]] = {
     "python memory": ("oom", lambda: _raise(MemoryError())),
     "device memory": ("oom", lambda: _raise(torch.OutOfMemoryError("CUDA out of memory"))),
     "cpu allocator": ("oom", lambda: _raise(RuntimeError("DefaultCPUAllocator: not enough memory"))),
+    "nothing at all": ("invalid_draft", lambda: cast(DraftTree, None)),
+    "tensor as id": ("invalid_draft", lambda: DraftTree.chain((4, cast(int, torch.tensor(5))))),
     "too long": ("invalid_draft", lambda: DraftTree.chain((4,) * 9)),
     "negative id": ("invalid_draft", lambda: DraftTree.chain((4, -1))),
     "id outside the vocabulary": ("invalid_draft", lambda: DraftTree.chain((VOCAB,))),

@@ -85,6 +85,9 @@ def test_stop_token_at_every_offset(policy: str, expected: list[int]) -> None:
         assert item.token_ids == expected[: first + (room > 0)]
         assert item.finish_reason is (FinishReason.STOP if room else FinishReason.LENGTH)
         check_counts(item)
+        if policy == "right":  # what lies behind the cut says nothing about the drafter
+            assert item.stats is not None
+            assert item.stats.accepted_per_position == item.stats.drafted_per_position
 
 
 @pytest.mark.parametrize("policy", ["baseline", "right", "right2", "wrong", "draft"])
