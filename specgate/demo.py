@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -94,6 +95,8 @@ def run_demo(config: Path | None, json_file: Path | None) -> bool:
         console = Console(width=MIN_WIDTH)
     try:
         rows = asyncio.run(_run(config, console, SystemClock()))
+    except asyncio.CancelledError as error:
+        raise DemoError("ended by SIGTERM") from error
     except LaunchError as error:
         raise DemoError(str(error)) from error
     except httpx.HTTPError as error:
@@ -106,6 +109,10 @@ def run_demo(config: Path | None, json_file: Path | None) -> bool:
 
 
 async def _run(config: Path | None, console: Console, clock: Clock) -> list[Row]:
+    this_task = asyncio.current_task()
+    assert this_task is not None
+    # So that whoever ends the demo ends its server too.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this_task.cancel)
     prompts = load_prompts()
     started = clock.monotonic()
     rows: list[Row] = []
@@ -114,7 +121,7 @@ async def _run(config: Path | None, console: Console, clock: Clock) -> list[Row]
         def say(message: str) -> None:
             status.update(message)
             if not console.is_terminal:  # where a spinner cannot be seen
-                print(message, file=sys.stderr)
+                print(f"{clock.monotonic() - started:4.0f} s  {message}", file=sys.stderr)
 
         async with (
             Server.start(config, on_progress=status.update) as server,

@@ -43,13 +43,15 @@ def facts(explanation: Explanation) -> Iterator[str]:
 
 
 def one_line(explanation: Explanation) -> str:
-    """The decision in one line: what was believed, and why each other candidate was not taken."""
-    words = [" ".join(fact.split()) for fact in facts(explanation)][:2]
-    for candidate in explanation.get("candidates") or ():
-        if candidate["policy"] == explanation.get("policy"):
-            continue
-        words.append(f"{candidate['policy']}: {candidate.get('why_not') or 'allowed, not chosen'}")
-    return "; ".join(words)
+    """The decision in one line: what was believed, and why each other drafter was not taken."""
+    task = str(explanation.get("task"))
+    probability = (explanation.get("task_probabilities") or {}).get(task)
+    length: Mapping[str, float] = explanation.get("output_tokens") or {}
+    words = [task if probability is None else f"{task} {probability:.2f}"]
+    words += [f"output {name} {value:.0f}" for name, value in length.items()]
+    others = [c for c in explanation.get("candidates") or () if c["policy"] != explanation.get("policy")]
+    reasons = [f"not {c['policy']}: {c['why_not']}" for c in others if c.get("why_not")]
+    return "; ".join([", ".join(words), *reasons])
 
 
 def number(value: Any) -> str:
