@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specgate import __version__
+from specgate.bench.command import add_arguments
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 FINE, FAILED, WRONG_USE = 0, 1, 2
@@ -78,6 +79,10 @@ def build_parser() -> argparse.ArgumentParser:
     explain.add_argument("--log", type=Path, metavar="FILE", help="read a decision log instead of asking")
     explain.add_argument("--line", type=int, metavar="N", help="line of the log, from 1 (default the last)")
     explain.set_defaults(run=_explain)
+
+    bench = commands.add_parser("bench", help="measure and compare arms under load")
+    add_arguments(bench)
+    bench.set_defaults(run=_bench)
 
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)
@@ -186,6 +191,16 @@ def _logged(path: Path, line: int | None) -> dict[str, Any]:
         return dict(json.loads(lines[chosen - 1]))
     except (TypeError, ValueError) as error:
         raise CommandError(f"line {chosen} of {path} is not a logged decision: {error}") from error
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from specgate.bench.client import BenchError
+    from specgate.bench.command import run
+
+    try:
+        return run(args)
+    except BenchError as error:
+        raise CommandError(str(error)) from error
 
 
 def _version(_args: argparse.Namespace) -> int:

@@ -1,0 +1,107 @@
+"""The servers of a bench: one per arm, so that `auto` learns from its own requests alone and every
+arm's prefix cache sees the same prompts; or one for all, at a URL."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.types import BASELINE
+from specgate.bench.client import DEFAULT_ARM, BenchError, Client, open_session
+from specgate.clock import Clock
+from specgate.launch import LaunchError, Server
+
+AUTO, DRAFT = "auto", "draft"
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where the servers come from. `url` is a running one; else they are started from `config`."""
+
+    url: str | None = None
+    config: Path | None = None
+    settings: tuple[str, ...] = ()
+    token: str | None = None
+    timeout_s: float = 600.0
+    is_shared: bool = False  # one started server for all arms
+    imposed: tuple[float, ...] = ()  # acceptance per position of the draft arm
+
+    def all_settings(self) -> list[str]:
+        """What is set on a server started here, beside its config. The caller's own come last."""
+        settings = ["decision_log.path=null", "logging.level=warning", "requests.allow_overrides=true"]
+        if self.imposed:
+            settings += ["benching=true", f"models.0.engine.imposed.acceptance={list(self.imposed)}"]
+        return settings + list(self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A client for each arm. Arms may share a server."""
+
+    clients: Mapping[str, Client]
+    max_model_len: int | None = None
+    methods: tuple[str, ...] = ()  # loaded speculation methods; empty where the server knows none
+    is_specgate: bool = True
+    urls: tuple[str, ...] = field(default=())
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return tuple(self.clients)
+
+    @property
+    def is_shared(self) -> bool:
+        return len(set(self.urls)) == 1
+
+    async def state(self, arm: str) -> dict[str, Any]:
+        """The arm's server as /admin/state tells it; empty where it may not be asked."""
+        return await self.clients[arm].get_json("/admin/state") or {}
+
+
+@contextlib.asynccontextmanager
+async def open_fleet(
+    options: ServerOptions, arms: Sequence[str], clock: Clock, say: Say
+) -> AsyncIterator[Fleet]:
+    """Start (or find) the servers and check that they know the arms. Raises BenchError."""
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(open_session(options.token, options.timeout_s))
+        urls: list[str] = []
+        for arm in arms:
+            if options.url is not None:
+                urls.append(options.url)
+            elif urls and options.is_shared:
+                urls.append(urls[0])
+            else:
+                urls.append(await _start(stack, options, arm, say))
+        clients = {arm: Client(session, url, arm, clock) for arm, url in zip(arms, urls, strict=True)}
+        yield await _check(clients, tuple(urls))
+
+
+async def _start(stack: contextlib.AsyncExitStack, options: ServerOptions, arm: str, say: Say) -> str:
+    who = "the server" if options.is_shared else f"the server of {arm}"
+    say(f"starting {who}")
+    try:
+        server = await stack.enter_async_context(
+            Server.start(options.config, options.all_settings(), on_progress=lambda m: say(f"{who}: {m}"))
+        )
+    except LaunchError as error:
+        raise BenchError(str(error)) from error
+    return server.url
+
+
+async def _check(clients: Mapping[str, Client], urls: tuple[str, ...]) -> Fleet:
+    entries = [await client.find_model() for client in clients.values()]
+    known = entries[0].get("specgate")
+    if not isinstance(known, dict):
+        if any(arm != DEFAULT_ARM for arm in clients):
+            raise BenchError(f"{urls[0]} is no specgate server and knows no arms: use --arms {DEFAULT_ARM}")
+        return Fleet(clients, entries[0].get("max_model_len"), is_specgate=False, urls=urls)
+    methods = tuple(name for name in known.get("methods", {}) if name != BASELINE)
+    allowed = (AUTO, BASELINE, DEFAULT_ARM, *methods)
+    for arm in clients:
+        if arm not in allowed:
+            raise BenchError(f"arm {arm!r} is not loaded; there are {', '.join(allowed)}")
+    return Fleet(clients, entries[0].get("max_model_len"), methods, urls=urls)

@@ -1,0 +1,143 @@
+"""Regret: how much slower `auto` was than the best fixed arm, request by request.
+
+The best fixed arm is chosen afterwards, on the same requests, so the bar is a little higher than
+any real choice could reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.types import BASELINE
+from specgate.bench.fleet import AUTO
+from specgate.bench.runner import Cell, Measured, Sample
+from specgate.bench.stats import Pairs, geometric_mean, geometric_mean_ratio, mean, ratio_of_means
+from specgate.bench.summary import policy_mix
+
+MARGIN = 1.10  # a winner is one by this much
+MIN_PER_TASK = 5  # requests a cell of one task needs to say anything
+
+
+class Paired:
+    """Requests of one cell (or of one task in it) that every arm answered."""
+
+    def __init__(self, samples: Sequence[Sample], arms: Sequence[str]) -> None:
+        by_job: dict[str, dict[str, Sample]] = {}
+        for sample in samples:
+            if sample.record.is_ok and sample.record.e2e_ms is not None:
+                by_job.setdefault(sample.record.job_id, {})[sample.record.arm] = sample
+        self._whole = [row for row in by_job.values() if len(row) == len(arms)]
+        self._arms = list(arms)
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def e2e(self, arm: str) -> list[float]:
+        """E2E in ms, in one order for all arms."""
+        return [row[arm].record.e2e_ms or 0.0 for row in self._whole]
+
+    def means(self) -> dict[str, float]:
+        """Mean E2E by arm, ms."""
+        return {arm: value for arm in self._arms if (value := mean(self.e2e(arm))) is not None}
+
+    def pairs(self, ours: str, theirs: str) -> Pairs:
+        """E2E of two arms on the same requests."""
+        groups = tuple(row[ours].slice_name for row in self._whole)
+        return Pairs(tuple(self.e2e(ours)), tuple(self.e2e(theirs)), groups)
+
+
+def regret(measured: Measured, arms: Sequence[str]) -> dict[str, Any]:
+    """At each cell, in each task of it, and overall. Empty where there is no auto or no fixed arm."""
+    fixed = [arm for arm in arms if arm != AUTO]
+    if AUTO not in arms or not fixed:
+        return {}
+    cells = measured.cells()
+    by_cell = {cell: [s for s in measured.samples if s.cell == cell] for cell in cells}
+    paired = {cell: Paired(samples, arms) for cell, samples in by_cell.items()}
+    paired = {cell: pairs for cell, pairs in paired.items() if len(pairs)}
+    return {
+        "metric": "mean E2E, paired by request; 0.03 means 3 % slower than the best fixed arm",
+        "cells": [_cell(cell, pairs, fixed) for cell, pairs in paired.items()],
+        "tasks": [entry for cell in cells for entry in _tasks(cell, by_cell[cell], arms, fixed)],
+        "overall": _overall(paired, fixed) if paired else {},
+    }
+
+
+def _cell(cell: Cell, paired: Paired, fixed: Sequence[str]) -> dict[str, Any]:
+    means = paired.means()
+    best = min(fixed, key=means.__getitem__)
+    out: dict[str, Any] = {
+        "cell": cell.name,
+        "fraction": cell.fraction,
+        "rate": cell.rate,
+        "sampling": cell.sampling,
+        "segment": cell.segment,
+        "n": len(paired),
+        "e2e_mean_ms": means,
+        "best_fixed": best,
+        "regret": _minus_one(paired, AUTO, best),
+    }
+    if BASELINE in fixed:
+        out["vs_baseline"] = _minus_one(paired, AUTO, BASELINE)
+    return out
+
+
+def _minus_one(paired: Paired, ours: str, theirs: str) -> dict[str, float | None]:
+    ratio = ratio_of_means(paired.pairs(ours, theirs))
+    return _shifted(ratio.as_dict())
+
+
+def _shifted(ratio: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: None if value is None else value - 1 for name, value in ratio.items()}
+
+
+def _tasks(
+    cell: Cell, samples: Sequence[Sample], arms: Sequence[str], fixed: Sequence[str]
+) -> list[dict[str, Any]]:
+    """For each task: who wins, by how much, and how `auto` decoded it."""
+    out = []
+    for task in dict.fromkeys(sample.record.task for sample in samples):
+        own = [sample for sample in samples if sample.record.task == task]
+        paired = Paired(own, arms)
+        if len(paired) < MIN_PER_TASK:
+            continue
+        means = paired.means()
+        order = sorted(fixed, key=means.__getitem__)
+        margin = means[order[1]] / means[order[0]] if len(order) > 1 else None
+        mix = policy_mix(s.record for s in own if s.record.arm == AUTO)
+        out.append(
+            {
+                "cell": cell.name,
+                "task": task,
+                "n": len(paired),
+                "e2e_mean_ms": means,
+                "best_fixed": order[0],
+                "margin": None if margin is None else margin - 1,
+                "is_clear": margin is not None and margin >= MARGIN,
+                "auto_policy_mix": mix,
+                "auto_picked_best": max(mix, key=mix.__getitem__) == order[0] if mix else None,
+                "regret": _minus_one(paired, AUTO, order[0]),
+            }
+        )
+    return out
+
+
+def _overall(paired: Mapping[Cell, Paired], fixed: Sequence[str]) -> dict[str, Any]:
+    """Geometric means over the cells, so that one overloaded cell does not decide."""
+    means = {cell: pairs.means() for cell, pairs in paired.items()}
+    geometric = {arm: geometric_mean([means[cell][arm] for cell in paired]) for arm in (AUTO, *fixed)}
+    single = min(fixed, key=lambda arm: geometric[arm] or 0.0)
+    best = [pairs.pairs(AUTO, min(fixed, key=means[cell].__getitem__)) for cell, pairs in paired.items()]
+    out: dict[str, Any] = {
+        "e2e_geometric_mean_ms": geometric,
+        "best_single_fixed": single,
+        "vs_best_fixed_of_each_cell": _shifted(geometric_mean_ratio(best).as_dict()),
+        "vs_best_single_fixed": _shifted(
+            geometric_mean_ratio([pairs.pairs(AUTO, single) for pairs in paired.values()]).as_dict()
+        ),
+    }
+    if BASELINE in fixed:
+        against = [pairs.pairs(AUTO, BASELINE) for pairs in paired.values()]
+        out["vs_baseline"] = _shifted(geometric_mean_ratio(against).as_dict())
+    return out

@@ -1,0 +1,108 @@
+"""Runs slices of load under every arm in turn, so that a drifting machine hits all alike."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from specgate.bench.client import Client
+from specgate.bench.load import closed_loop, open_loop
+from specgate.bench.record import Job, Record, read_answer
+from specgate.bench.workload import Asking, Pool, make_job
+
+WARM_CONCURRENCY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A setting under which arms are compared: one column of the report."""
+
+    name: str  # unique
+    sampling: str
+    rate: float | None = None  # requests/s; None for a closed loop
+    fraction: float | None = None  # of the measured baseline capacity
+    segment: int | None = None  # of a shifting workload or a trace
+    tasks: str | None = None  # a word on the mix, where it differs between cells
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A few seconds of a cell: the same jobs under every arm, each from an idle server."""
+
+    cell: Cell
+    name: str
+    duration_s: float
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A record with the slice it comes from."""
+
+    cell: Cell
+    slice_name: str
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One arm's run of one slice: how long it took, for throughput."""
+
+    cell: Cell
+    arm: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All that was measured."""
+
+    samples: tuple[Sample, ...]
+    turns: tuple[Turn, ...]
+
+    def cells(self) -> tuple[Cell, ...]:
+        """In order of first appearance."""
+        return tuple(dict.fromkeys(turn.cell for turn in self.turns))
+
+
+def rotated(arms: Sequence[str], by: int) -> list[str]:
+    """The arms in an order that starts with another one each time."""
+    at = by % len(arms)
+    return [*arms[at:], *arms[:at]]
+
+
+async def run_slices(
+    slices: Sequence[Slice], clients: Mapping[str, Client], on_turn: Callable[[Slice, str, float], object]
+) -> Measured:
+    """Every slice under every arm, one at a time. `on_turn` hears slice, arm and seconds after each."""
+    samples: list[Sample] = []
+    turns: list[Turn] = []
+    for number, piece in enumerate(slices):
+        for arm in rotated(list(clients), number):
+            client = clients[arm]
+            started_s = client.clock.monotonic()
+            answers = await open_loop(piece.jobs, client.ask, client.clock)
+            seconds = client.clock.monotonic() - started_s
+            samples += [Sample(piece.cell, piece.name, read_answer(answer, arm)) for answer in answers]
+            turns.append(Turn(piece.cell, arm, seconds))
+            on_turn(piece, arm, seconds)
+    return Measured(tuple(samples), tuple(turns))
+
+
+async def warm_up(client: Client, prompts: Iterator[Job], duration_s: float) -> list[Record]:
+    """Requests that do not count. Raises nothing: what fails here will fail again where it counts."""
+    answers = await closed_loop(
+        prompts, client.ask, client.clock, concurrency=WARM_CONCURRENCY, duration_s=duration_s
+    )
+    return [read_answer(answer, client.arm) for answer in answers]
+
+
+async def ask_all(client: Client, pool: Pool, askings: Sequence[Asking]) -> list[Record]:
+    """Every prompt once under every sampling: so a drafter of imposed acceptance learns the texts."""
+    jobs = [
+        make_job(f"all/{asking.sampling}/{prompt.id}", prompt, asking)
+        for asking, prompt in itertools.product(askings, pool.prompts)
+    ]
+    answers = await closed_loop(iter(jobs), client.ask, client.clock, concurrency=2 * WARM_CONCURRENCY)
+    return [read_answer(answer, client.arm) for answer in answers]

@@ -1,0 +1,117 @@
+"""What `run`, `sweep` and `replay` have in common: servers, prompts, warm-up, measuring, writing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from engine.types import BASELINE
+from specgate.bench.capacity import Capacity, Slo, endless_jobs, measure_capacity
+from specgate.bench.client import BenchError, Client
+from specgate.bench.fleet import AUTO, DRAFT, Fleet, ServerOptions, open_fleet
+from specgate.bench.meta import describe
+from specgate.bench.progress import Meter
+from specgate.bench.report import build_report, latency_model
+from specgate.bench.runner import Measured, Slice, ask_all, run_slices, warm_up
+from specgate.bench.workload import Asking, Choice, Pool, load_pool
+from specgate.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options all benches share."""
+
+    arms: tuple[str, ...]
+    server: ServerOptions = field(default_factory=ServerOptions)
+    data: Path | None = None
+    choice: Choice = field(default_factory=Choice)
+    asking: Asking = field(default_factory=Asking)
+    samplings: tuple[str, ...] = ("greedy",)
+    slo: Slo = field(default_factory=Slo)
+    warmup_s: float = 8.0
+    capacity: float | None = None  # requests/s; None: measured
+    capacity_s: float = 15.0
+    concurrencies: tuple[int, ...] = (8, 16, 32)
+    seed: int = 0
+
+    def askings(self) -> list[Asking]:
+        """One for each sampling setting."""
+        return [replace(self.asking, sampling=name) for name in self.samplings]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A warm fleet with its prompts, ready to be measured."""
+
+    options: Options
+    fleet: Fleet
+    pool: Pool
+    meta: dict[str, Any]
+    meter: Meter
+    clock: Clock
+
+    async def measure_capacity(self) -> Capacity:
+        """Of the baseline arm (of the only arm, where there is no baseline), unless it was given."""
+        options = self.options
+        if options.capacity is not None:
+            return Capacity(options.capacity, None, None)
+        client = self.fleet.clients.get(BASELINE) or next(iter(self.fleet.clients.values()))
+        self.meter.say(f"measuring the capacity of {client.arm}")
+        jobs = endless_jobs("capacity", self.pool, options.askings()[0], options.seed)
+        return await measure_capacity(client, jobs, options.concurrencies, options.capacity_s)
+
+    async def measure(self, slices: Sequence[Slice]) -> Measured:
+        """Run all slices under all arms, with progress."""
+        num_arms = len(self.fleet.clients)
+        self.meter.begin(sum(piece.duration_s for piece in slices) * num_arms)
+
+        def on_turn(piece: Slice, arm: str, seconds: float) -> None:
+            self.meter.advance(piece.duration_s, f"{piece.cell.name}: {arm} took {seconds:.0f} s")
+
+        return await run_slices(slices, self.fleet.clients, on_turn)
+
+    async def report(self, kind: str, measured: Measured, **meta: Any) -> dict[str, Any]:
+        """The report's document, with what the servers say of their latency model."""
+        document = build_report(kind, {**self.meta, **meta}, measured, self.fleet.arms, self.options.slo)
+        return document | {"latency_model": await latency_model(self.fleet)}
+
+
+@contextlib.asynccontextmanager
+async def open_bench(options: Options, clock: Clock, meter: Meter) -> AsyncIterator[Bench]:
+    """Start the servers, load the prompts, warm up. Raises BenchError."""
+    async with open_fleet(options.server, options.arms, clock, meter.say) as fleet:
+        pool = load_pool(options.data, options.choice, fleet.max_model_len, options.asking.max_tokens)
+        meta = await describe(fleet, options.server, options.data, options.samplings)
+        meta |= {
+            "seed": options.seed,
+            "max_tokens": options.asking.max_tokens,
+            "ignore_eos": options.asking.ignore_eos,
+            "prompts": {task: len(prompts) for task, prompts in pool.by_task.items()},
+            "slo": {"ttft_ms": options.slo.ttft_ms, "tpot_ms": options.slo.tpot_ms},
+        }
+        bench = Bench(options, fleet, pool, meta, meter, clock)
+        await _warm(bench)
+        yield bench
+
+
+async def _warm(bench: Bench) -> None:
+    options, fleet = bench.options, bench.fleet
+    for arm, client in fleet.clients.items():
+        if options.server.imposed and arm in (AUTO, DRAFT):
+            bench.meter.say(f"{arm}: reading the answers whose acceptance will be imposed")
+            await _teach(client, bench)
+        bench.meter.say(f"warming up {arm}")
+        jobs = endless_jobs("warm-up", bench.pool, options.askings()[0], options.seed)
+        records = await warm_up(client, jobs, options.warmup_s)
+        if records and not any(record.is_ok for record in records):
+            raise BenchError(f"every request of the warm-up of {arm} failed: {records[0].error}")
+
+
+async def _teach(client: Client, bench: Bench) -> None:
+    teacher = client.under(DRAFT)
+    for record in await ask_all(teacher, bench.pool, bench.options.askings()):
+        if not record.is_ok:
+            raise BenchError(f"the answer to {record.prompt_id} cannot be learned: {record.error}")
