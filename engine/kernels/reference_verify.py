@@ -1,7 +1,7 @@
 """Processors and acceptance rules as the papers state them, to be read and compared against.
 
-One sequence at a time, the whole vocabulary sorted, float64, no shortcuts. `engine.sampling` and
-`engine.spec.verify` must agree with these functions.
+One sequence at a time, the whole vocabulary sorted, float64, no shortcuts. `engine.processors`,
+`engine.sampling` and `engine.spec.verify` must agree with these functions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.sampling import SamplingState
+from engine.sampling_state import SamplingState
 from engine.spec.tree import ROOT, DraftTree
 from engine.types import AcceptRule
 

@@ -11,7 +11,8 @@ from itertools import accumulate
 
 import torch
 
-from engine.sampling import LogitsRow, probabilities
+from engine.processors import probabilities
+from engine.sampling_state import LogitsRow
 from engine.spec.walk import Walk
 
 _TINY = torch.finfo(torch.float32).tiny

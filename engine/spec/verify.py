@@ -22,12 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.errors import InvalidLogits
-from engine.sampling import (
-    SamplingState,
-    argmax_rows,
-    choose,
-    token_logprobs,
-)
+from engine.sampling import SamplingState, argmax_rows, choose, token_logprobs
 from engine.spec.rejection import verify_block, verify_ratio
 from engine.spec.tree import ROOT, DraftTree
 from engine.spec.walk import Walk, start_walks

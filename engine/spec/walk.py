@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.sampling import LogitsRow, SamplingState
+from engine.sampling_state import LogitsRow, SamplingState
 from engine.spec.tree import ROOT, DraftTree
 
 

@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 
 from engine.errors import InvalidLogits
 from engine.kernels import reference_verify
-from engine.sampling import (
-    LogitsRow,
-    SamplingState,
-    adjusted_logits,
-    argmax_rows,
-    choose,
-    filtered,
-    probabilities,
-    token_logprobs,
-)
+from engine.processors import adjusted_rows, filtered, filtered_rows, probabilities
+from engine.sampling import LogitsRow, SamplingState, argmax_rows, choose, token_logprobs
 from engine.spec.randomness import RandomKey
 from engine.types import AcceptRule, SamplingParams
 
@@ -37,11 +29,28 @@ def state(
 def kept(scores: list[float], params: SamplingParams) -> list[int]:
     token_ids, left = filtered(torch.tensor(scores) - max(scores), params)
     assert left.tolist() == sorted(left.tolist(), reverse=True)
+    by_sorting = filtered_rows(torch.tensor([scores]) - max(scores), [params])
+    assert set((by_sorting[0] > -math.inf).nonzero()[:, 0].tolist()) == set(token_ids.tolist())
     return token_ids.tolist()
 
 
 def logs(*probabilities: float) -> list[float]:
     return [math.log(p) for p in probabilities]
+
+
+any_params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.3, 1.0, 2.5]),
+    top_p=st.sampled_from([1.0, 0.95, 0.5, 0.01]),
+    top_k=st.sampled_from([0, 1, 3, 1000]),
+    min_p=st.sampled_from([0.0, 0.05, 0.7]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.4]),
+    logit_bias=st.sampled_from([{}, {3: 2.0, 5: -100.0}]),
+    min_tokens=st.sampled_from([0, 3]),
+    stop_token_ids=st.sampled_from([(), (4,)]),
+)
 
 
 def test_top_k_keeps_exactly_k_and_of_equals_the_lower_ids() -> None:
@@ -78,20 +87,32 @@ def test_the_nucleus_is_found_in_a_flat_vocabulary_too() -> None:
     assert filtered(steep, SamplingParams(top_p=0.9999999))[0].tolist() == list(range(17))
 
 
+@given(st.integers(0, 2**31), any_params, st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_both_ways_to_filter_keep_the_same_tokens(seed: int, params: SamplingParams, ties: bool) -> None:
+    scores = torch.randn(2000, generator=torch.Generator().manual_seed(seed)) * 4
+    scores = (scores.round() if ties else scores) - scores.max()
+    scores -= scores.max()
+    token_ids, left = filtered(scores, params)
+    by_sorting = filtered_rows(scores[None], [params])[0]
+    assert (by_sorting > -math.inf).nonzero()[:, 0].tolist() == sorted(token_ids.tolist())
+    assert torch.equal(by_sorting[token_ids], left)
+
+
 def test_repetition_counts_the_prompt_and_the_others_do_not() -> None:
     logits = torch.tensor([[1.0, 2.0, -2.0, 4.0, -4.0]])
     row = LogitsRow(0, state(SamplingParams(repetition_penalty=2.0), prompt=(1, 2), output=(4,)), path=(3,))
-    assert adjusted_logits(logits, row).tolist() == [1.0, 1.0, -4.0, 2.0, -8.0]
+    assert adjusted_rows(logits, [row]).tolist()[0] == [1.0, 1.0, -4.0, 2.0, -8.0]
     params = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
     row = LogitsRow(0, state(params, prompt=(1, 2), output=(4, 4)), path=(3, 4))
-    assert adjusted_logits(logits, row).tolist() == [1.0, 2.0, -2.0, 3.25, -5.75]
+    assert adjusted_rows(logits, [row]).tolist()[0] == [1.0, 2.0, -2.0, 3.25, -5.75]
     assert logits.tolist() == [[1.0, 2.0, -2.0, 4.0, -4.0]], "the logits are only read"
 
 
 def test_bias_comes_before_the_repetition_penalty() -> None:
     params = SamplingParams(repetition_penalty=2.0, logit_bias={1: 3.0, 2: -100.0})
-    adjusted = adjusted_logits(torch.tensor([[0.0, 1.0, 1.0]]), LogitsRow(0, state(params, prompt=(1,))))
-    assert adjusted.tolist() == [0.0, 2.0, -99.0]
+    adjusted = adjusted_rows(torch.tensor([[0.0, 1.0, 1.0]]), [LogitsRow(0, state(params, prompt=(1,)))])
+    assert adjusted.tolist()[0] == [0.0, 2.0, -99.0]
 
 
 def test_min_tokens_masks_every_end_until_it_is_reached() -> None:
@@ -134,21 +155,6 @@ def test_extreme_temperatures_neither_overflow_nor_fail(temperature: float) -> N
     assert p.sum() == pytest.approx(1.0, abs=1e-5)
     token = choose(logits, [row])[0]
     assert token == logits.argmax() if temperature < 1 else 0 <= token < 64
-
-
-any_params = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0.3, 1.0, 2.5]),
-    top_p=st.sampled_from([1.0, 0.95, 0.5, 0.01]),
-    top_k=st.sampled_from([0, 1, 3, 1000]),
-    min_p=st.sampled_from([0.0, 0.05, 0.7]),
-    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
-    presence_penalty=st.sampled_from([0.0, 0.5]),
-    frequency_penalty=st.sampled_from([0.0, -0.4]),
-    logit_bias=st.sampled_from([{}, {3: 2.0, 5: -100.0}]),
-    min_tokens=st.sampled_from([0, 3]),
-    stop_token_ids=st.sampled_from([(), (4,)]),
-)
 
 
 @given(st.integers(0, 2**31), st.lists(any_params, min_size=1, max_size=4), st.booleans())
