@@ -222,6 +222,8 @@ def _ready(engine: Engine, kernels: str) -> wire.Ready:
         "torch": str(torch.__version__),
         "num_threads": torch.get_num_threads(),
     }
+    if config.imposed is not None:
+        details["imposed_acceptance"] = list(config.imposed.acceptance)
     return wire.Ready(engine.max_model_len, engine.vocab_size, dict(engine.methods), engine.load(), details)
 
 

