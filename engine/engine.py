@@ -32,6 +32,7 @@ from engine.spec.verify import VerifyResult, verify
 from engine.stats import StepTimer, record_step
 from engine.types import (
     BASELINE,
+    AcceptRule,
     EngineLoad,
     EngineRequest,
     FinishReason,
@@ -120,7 +121,9 @@ class Engine:
         if params.seed is not None:
             key = RandomKey(params.seed, is_seeded=True)
         else:
-            key = RandomKey(0 if params.is_greedy else self._seeds())
+            # Where all requests are keyed, drafters draw with the target's noise, as if seeded.
+            is_keyed = self.config.accept_rule is AcceptRule.KEYED
+            key = RandomKey(0 if params.is_greedy else self._seeds(), is_seeded=is_keyed)
         seq.sampling = SamplingState(
             params=params,
             prompt_token_ids=request.prompt_token_ids,

@@ -55,7 +55,7 @@ class RandomKey:
     """
 
     seed: int
-    is_seeded: bool = False  # the caller gave the seed: the keyed rule applies throughout
+    is_seeded: bool = False  # the keyed rule applies throughout, as where the caller gave the seed
     salt: int = 0
 
     def gumbel(self, position: int, vocab_size: int, device: torch.device | str = "cpu") -> torch.Tensor:
