@@ -69,8 +69,9 @@ class PromptEncoder:
         return PreparedPrompt(ids, text)
 
     def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Encode on the calling thread."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Encode on the calling thread, which holds no interpreter lock meanwhile (`encode` would)."""
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def _render(self, request: GenerationRequest) -> str:
         if self._template is None:
@@ -81,14 +82,10 @@ class PromptEncoder:
             raise BadRequest(str(error), error.param) from error
 
     async def _encode(self, text: str, executor: Executor, *, add_special_tokens: bool) -> tuple[int, ...]:
-        def encode() -> tuple[int, ...]:
-            # encode_batch lets go of the interpreter lock, encode does not.
-            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
-            return tuple(encoding.ids)
-
         if len(text) <= _INLINE_CHARS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(executor, encode)
+            return tuple(self.tokenize(text, add_special_tokens))
+        loop = asyncio.get_running_loop()
+        return tuple(await loop.run_in_executor(executor, self.tokenize, text, add_special_tokens))
 
 
 def _check_ids(ids: tuple[int, ...], vocab_size: int) -> None:
