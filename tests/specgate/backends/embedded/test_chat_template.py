@@ -72,8 +72,8 @@ def test_failures_are_told(source: str, words: str) -> None:
 def test_wrong_input_is_told() -> None:
     with pytest.raises(TemplateFailed, match="image_url"):
         render(CHATML, [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])
-    with pytest.raises(TemplateFailed, match="must not set 'messages'") as caught:
-        render(CHATML, messages=[])
+    with pytest.raises(TemplateFailed, match="must not set 'documents'") as caught:
+        render(CHATML, documents=[])
     assert caught.value.param == "chat_template_kwargs"
     with pytest.raises(TemplateFailed, match="cannot be read"):
         render("{% for %}")
