@@ -28,6 +28,14 @@ class DraftModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ImposedConfig:
+    """Bench only: the draft model runs at its true cost, and its tokens are replaced by ones that
+    are right with probability `acceptance[j]` at position j, given that those before were."""
+
+    acceptance: tuple[float, ...] = (0.8,)  # past the end its last value holds
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One engine: a target model, its cache, its limits and the drafters loaded beside it."""
 
@@ -44,3 +52,4 @@ class EngineConfig:
     accept_rule: AcceptRule = AcceptRule.RATIO  # for unseeded sampled drafts; others are keyed
     ngram: NgramConfig | None = field(default_factory=NgramConfig)
     draft_model: DraftModelConfig | None = None
+    imposed: ImposedConfig | None = None

@@ -16,6 +16,7 @@ from engine.models.source import resolve
 from engine.models.tokenizer import load_tokenizer
 from engine.spec.draft_model import DraftModelDrafter
 from engine.spec.drafter import Drafter
+from engine.spec.imposed import ImposedDraftModel
 from engine.spec.ngram import NgramDrafter
 from engine.spec.planner import SpecPlanner
 from engine.spec.vocabulary import require_same_tokens
@@ -72,13 +73,17 @@ def _build_draft_model(
                 f"layers_of_target is {draft.layers_of_target}; it must be 1 to {target.spec.num_layers}"
             )
         model = target.first_layers(draft.layers_of_target)
-    return DraftModelDrafter(
-        model,
-        target.spec,
-        draft,
-        num_blocks=draft.num_blocks or config.num_blocks,
-        block_size=config.block_size,
-    )
+    num_blocks = draft.num_blocks or config.num_blocks
+    if config.imposed is not None:
+        return ImposedDraftModel(
+            model,
+            target.spec,
+            draft,
+            config.imposed.acceptance,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+        )
+    return DraftModelDrafter(model, target.spec, draft, num_blocks=num_blocks, block_size=config.block_size)
 
 
 def _check_tokens(draft: str, target: str) -> None:

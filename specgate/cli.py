@@ -58,6 +58,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], dest="settings", metavar="dotted.key=value",
         help="override one setting; may be repeated",
     )  # fmt: skip
+    serve.add_argument(
+        "--bench", action="store_true", help="a server to be measured only: allows engine.imposed"
+    )
     serve.set_defaults(run=_serve)
 
     demo = commands.add_parser("demo", help="start a server, send it real prompts, print what was decided")
@@ -95,6 +98,7 @@ def _serve(args: argparse.Namespace) -> int:
     settings = list(args.settings)
     settings += [f"server.host={args.host}"] if args.host is not None else []
     settings += [f"server.port={args.port}"] if args.port is not None else []
+    settings += ["benching=true"] if args.bench else []
     config = _load(args.config, settings)
     try:
         return run(config)

@@ -56,7 +56,7 @@ class _DraftState:
 
 
 @dataclass(slots=True)
-class _Job:
+class DraftJob:
     """One sequence's part of a `propose`: the tokens to compute next, then the draft so far."""
 
     index: int
@@ -155,7 +155,7 @@ class DraftModelDrafter:
         live, logits = self._catch_up([job for job in jobs if self._reserve(job)])
         drafting = live
         while live:
-            _draw(live, logits)
+            self._draw(live, logits)
             live = [job for job in live if len(job.token_ids) < job.num_draft]
             if live:
                 logits = self._forward([self._next_row(job) for job in live])
@@ -164,7 +164,7 @@ class DraftModelDrafter:
             trees[job.index] = DraftTree.chain(tuple(job.token_ids), probs)
         return trees
 
-    def _job(self, index: int, context: DraftContext) -> _Job | None:
+    def _job(self, index: int, context: DraftContext) -> DraftJob | None:
         """What is to do for a context; None where no draft can be made."""
         num_tokens = len(context.token_ids)
         # The last draft token itself is not computed, hence the + 1.
@@ -174,9 +174,9 @@ class DraftModelDrafter:
         state = self._states.setdefault(context.seq_id, _DraftState())
         state.last_used = self._num_proposals
         state.keep_common(context.token_ids)
-        return _Job(index, context, state, num_draft)
+        return DraftJob(index, context, state, num_draft)
 
-    def _reserve(self, job: _Job) -> bool:
+    def _reserve(self, job: DraftJob) -> bool:
         """Blocks for the whole context and draft, or none at all.
 
         A sequence that cannot be drafted for holds no blocks, so that the others can. Sequences
@@ -191,7 +191,7 @@ class DraftModelDrafter:
             self._clear(min(idle, key=lambda state: state.last_used))
         return True
 
-    def _acquire(self, job: _Job, num_tokens: int) -> bool:
+    def _acquire(self, job: DraftJob, num_tokens: int) -> bool:
         state, salt = job.state, job.context.cache_salt
         if state.block_table:
             return self.blocks.extend(state.block_table, num_tokens)
@@ -213,7 +213,7 @@ class DraftModelDrafter:
         state.num_computed = state.num_named = 0
         state.drafted = []
 
-    def _catch_up(self, jobs: Sequence[_Job]) -> tuple[list[_Job], torch.Tensor]:
+    def _catch_up(self, jobs: Sequence[DraftJob]) -> tuple[list[DraftJob], torch.Tensor]:
         """Compute what the contexts are ahead; the jobs that are level now, with their logits rows.
 
         Those that lack no more than a draft and its bonus token keep the pace and are always
@@ -221,7 +221,7 @@ class DraftModelDrafter:
         """
         budget = self._catch_up_tokens
         rows: list[BatchRow] = []
-        level: list[_Job] = []
+        level: list[DraftJob] = []
         for job in jobs:
             state, tokens = job.state, job.context.token_ids
             num_new = len(tokens) - state.num_computed
@@ -245,7 +245,7 @@ class DraftModelDrafter:
             self._name_blocks(job)
         return level, logits
 
-    def _name_blocks(self, job: _Job) -> None:
+    def _name_blocks(self, job: DraftJob) -> None:
         """Offer blocks full of context tokens to sequences with the same beginning and salt."""
         state, context = job.state, job.context
         num_full = state.num_computed // self.blocks.block_size
@@ -256,7 +256,11 @@ class DraftModelDrafter:
             self.blocks.commit(state.block_table[block], state.block_names[block])
         state.num_named = num_full
 
-    def _next_row(self, job: _Job) -> BatchRow:
+    def _draw(self, jobs: Sequence[DraftJob], logits: torch.Tensor) -> None:
+        """Add the next draft token of every job, `logits` [num_jobs, vocab] being in their order."""
+        draw(jobs, logits)
+
+    def _next_row(self, job: DraftJob) -> BatchRow:
         """The last drafted token, to be computed for the one after it."""
         token, state = job.token_ids[-1], job.state
         start = state.num_computed + len(state.drafted)
@@ -274,7 +278,7 @@ class DraftModelDrafter:
         return self._model.logits(hidden[batch.logits_rows])
 
 
-def _draw(jobs: Sequence[_Job], logits: torch.Tensor) -> None:
+def draw(jobs: Sequence[DraftJob], logits: torch.Tensor) -> None:
     """Add the next draft token of every job, `logits` [num_jobs, vocab] being in their order."""
     greedy = [i for i, job in enumerate(jobs) if job.is_greedy]
     sampled = [i for i, job in enumerate(jobs) if not job.is_greedy]

@@ -28,6 +28,7 @@ def cross_check(config: Config) -> Iterator[tuple[str, str]]:
             yield f"models.{index}.id", f"{model.id!r} is already taken"
         seen.add(model.id)
         yield from _check_model(f"models.{index}", model)
+        yield from _check_imposed(f"models.{index}.engine", model, config.benching)
     auth, host = config.auth, config.server.host
     if not is_loopback(host) and not auth.api_keys:
         yield "auth.api_keys", f"server.host {host} can be reached from outside: at least one key is needed"
@@ -59,3 +60,18 @@ def _check_model(path: str, model: ModelConfig) -> Iterator[tuple[str, str]]:
     draft = engine.draft_model
     if draft is not None and (draft.source is None) == (draft.layers_of_target is None):
         yield f"{path}.engine.draft_model", "needs exactly one of source and layers_of_target"
+
+
+def _check_imposed(path: str, model: ModelConfig, is_benching: bool) -> Iterator[tuple[str, str]]:
+    imposed = None if model.engine is None else model.engine.imposed
+    if model.engine is None or imposed is None:
+        return
+    if not is_benching:
+        yield f"{path}.imposed", "an acceptance no drafter earned: only for benches, with serve --bench"
+    if model.engine.draft_model is None:
+        yield f"{path}.imposed", "needs draft_model: its forwards are what the imposed drafts cost"
+    if not imposed.acceptance:
+        yield f"{path}.imposed.acceptance", "needs at least one probability"
+    for position, chance in enumerate(imposed.acceptance):
+        if not 0 <= chance <= 1:
+            yield f"{path}.imposed.acceptance.{position}", f"is {chance:g}; must be between 0 and 1"

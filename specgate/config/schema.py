@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
-from engine.config import DraftModelConfig, EngineConfig, NgramConfig
+from engine.config import DraftModelConfig, EngineConfig, ImposedConfig, NgramConfig
 
 TaskName = Literal[
     "document_qa",
@@ -179,6 +179,7 @@ class Config:
     policy: PolicyConfig = setting(PolicyConfig, PolicyConfig.__doc__ or "")
     decision_log: DecisionLogConfig = setting(DecisionLogConfig, DecisionLogConfig.__doc__ or "")
     logging: LoggingConfig = setting(LoggingConfig, LoggingConfig.__doc__ or "")
+    benching: bool = setting(False, "a server to be measured, not used: allows engine.imposed")
 
 
 ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
@@ -196,6 +197,10 @@ ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
         "accept_rule": {"doc": "for unseeded sampled drafts: ratio, block or keyed"},
         "ngram": {"doc": "prompt lookup; null: not loaded"},
         "draft_model": {"doc": "a causal LM as drafter; null: not loaded"},
+        "imposed": {"doc": "the draft model's acceptance, imposed; only with benching: true"},
+    },
+    ImposedConfig: {
+        "acceptance": {"doc": "chance per draft position that it is right, given that those before were"},
     },
     NgramConfig: {
         "num_speculative_tokens": {"doc": "draft tokens a step", "ge": 1, "le": 64},

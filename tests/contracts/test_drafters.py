@@ -13,7 +13,7 @@ from engine.models.tiny import tiny_model
 from engine.spec.check_drafter import check_drafter
 from engine.spec.draft_model import DraftModelDrafter
 from engine.spec.drafter import DraftContext, Drafter
-from engine.spec.imposed import ImposedDrafter
+from engine.spec.imposed import ImposedDrafter, ImposedDraftModel
 from engine.spec.ngram import NgramDrafter
 from engine.spec.stub import StubDrafter
 from engine.spec.tree import EMPTY_TREE, DraftTree
@@ -42,6 +42,25 @@ def held_by_draft_model(drafter: Drafter) -> int:
     return drafter.num_sequences + drafter.blocks.num_used
 
 
+class Known:
+    """A truth that never changes: what a drafter remembers is not the contract's business."""
+
+    def truth(self, context: DraftContext) -> Sequence[int]:
+        return known_text(context)
+
+    def observe(self, seq_id: str, token_ids: Sequence[int]) -> None: ...
+
+    def end(self, seq_id: str) -> None: ...
+
+
+def imposed_model() -> Drafter:
+    target = tiny_model(num_layers=2, vocab_size=VOCAB, max_model_len=512)
+    config = DraftModelConfig(layers_of_target=1)
+    return ImposedDraftModel(
+        target.first_layers(1), target.spec, config, [0.9, 0.5], num_blocks=200, block_size=4, answers=Known()
+    )
+
+
 METHODS: dict[str, tuple[Callable[[], Drafter], Callable[[Drafter], int] | None]] = {
     "ngram": (NgramDrafter, held_by_ngram),
     "ngram-1-to-3": (lambda: NgramDrafter(NgramConfig(6, 1, 3)), held_by_ngram),
@@ -52,6 +71,7 @@ METHODS: dict[str, tuple[Callable[[], Drafter], Callable[[Drafter], int] | None]
     "stub-wrong": (lambda: StubDrafter(known_text, VOCAB, 0), None),
     "stub-right-up-to-2": (lambda: StubDrafter(known_text, VOCAB, 2), None),
     "imposed": (lambda: ImposedDrafter(known_text, VOCAB, [0.9, 0.5]), None),
+    "imposed-model": (imposed_model, held_by_draft_model),
 }
 
 

@@ -130,3 +130,32 @@ def test_any_wrong_text_gives_faults_with_a_line(text: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_config(text, "c.yaml")
     assert all(fault.startswith("c.yaml:") for fault in error.value.faults)
+
+
+IMPOSED = (
+    "auth: {keyless_on_loopback: true}\n"
+    "models: [{id: m, engine: {draft_model: {layers_of_target: 1}, imposed: {acceptance: [0.9, 0.5]}}}]\n"
+)
+
+
+def test_imposed_acceptance_is_for_benches_only() -> None:
+    (fault,) = faults(IMPOSED)
+    assert fault.startswith("c.yaml:2: models.0.engine.imposed: an acceptance no drafter earned")
+    assert "--bench" in fault
+    config = parse_config(IMPOSED, "c.yaml", ["benching=true"])
+    assert config.models[0].engine is not None
+    assert config.models[0].engine.imposed is not None
+    assert config.models[0].engine.imposed.acceptance == (0.9, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("models.0.engine.draft_model=null", "needs draft_model"),
+        ("models.0.engine.imposed.acceptance=[]", "needs at least one"),
+        ("models.0.engine.imposed.acceptance=[0.5, 1.5]", "acceptance.1: is 1.5"),
+    ],
+)
+def test_imposed_acceptance_is_checked(override: str, expected: str) -> None:
+    (fault,) = faults(IMPOSED, "benching=true", override)
+    assert expected in fault
