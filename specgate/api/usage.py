@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from specgate.generation import Generation
@@ -40,11 +41,17 @@ def specgate_object(generation: Generation) -> dict[str, Any]:
         "num_draft_tokens": sum(s.num_draft_tokens for s in stats),
         "num_accepted_tokens": num_accepted,
         "num_target_steps": sum(s.num_target_steps for s in stats),
+        "accepted_per_position": _by_position(s.accepted_per_position for s in stats),
         "mean_acceptance_length": 1 + num_accepted / num_drafts if num_drafts else None,
         "predicted": decision.predicted,
         "timings": timings_ms(generation.timings()),
         "policy_changes": [change for s in stats for change in s.policy_changes],
     }
+
+
+def _by_position(counts: Iterable[tuple[int, ...]]) -> list[int]:
+    """Accepted draft tokens by depth, summed over the answers."""
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
 
 
 def decision_headers(decision: Decision) -> Mapping[str, str]:
