@@ -24,9 +24,9 @@ from specgate.errors import ConfigError
 
 PACKAGES = ("torch", "numpy", "aiohttp", "tokenizers", "safetensors", "gguf")
 IMPOSED_NOTE = (
-    "The draft arm's acceptance is imposed: the drafter has seen each prompt's answer once and drafts it with "
-    "the given errors, while its model's forwards run at their true cost. Verification and texts are as ever; "
-    "the speed of this arm says nothing of any real draft model's quality."
+    "The draft arm's acceptance is imposed: the drafter has seen each prompt's answer once and drafts it "
+    "with the given errors, while its model's forwards run at their true cost. Verification and texts are "
+    "as ever; the speed of this arm says nothing of any real draft model's quality."
 )
 
 

@@ -70,7 +70,8 @@ def _print_verdict(console: Console, document: Mapping[str, Any]) -> None:
         console.print(f"largest concurrency that meets the SLOs: {text}", highlight=False)
     for entry in document["regret"].get("cells", ()):
         console.print(
-            f"{entry['cell']}: auto against {entry['best_fixed']}, the best fixed arm: {percent(entry['regret'])}",
+            f"{entry['cell']}: auto against the best fixed arm, {entry['best_fixed']}: "
+            f"{percent(entry['regret'])}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 
