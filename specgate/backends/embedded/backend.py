@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -126,9 +127,10 @@ class EmbeddedBackend:
             )
             answer = Answer(encoder.table, sampling, request.stop, len(prepared.token_ids))
             try:
-                async for delta in self._run(engine_request, answer):
-                    has_shown = True
-                    yield delta
+                async with aclosing(self._run(engine_request, answer)) as deltas:
+                    async for delta in deltas:
+                        has_shown = True
+                        yield delta
                 return
             except (EngineLost, NotReady) as error:
                 can_retry = attempt == 0 and not has_shown
@@ -161,7 +163,12 @@ class EmbeddedBackend:
         """The engine process, for drills and diagnosis."""
         return self._supervisor.pid
 
-    async def _run(self, request: EngineRequest, answer: Answer) -> AsyncIterator[Delta]:
+    @property
+    def num_open(self) -> int:
+        """Answers the engine works for on behalf of this backend."""
+        return self._supervisor.num_open
+
+    async def _run(self, request: EngineRequest, answer: Answer) -> AsyncGenerator[Delta, None]:
         """One attempt. Whatever way it is left, the engine works no longer for it."""
         mailbox = self._supervisor.submit(request)
         try:

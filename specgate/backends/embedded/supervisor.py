@@ -101,6 +101,11 @@ class Supervisor:
         """The engine process, if one runs."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def num_open(self) -> int:
+        """Requests handed over that have not had their last word."""
+        return len(self._mailboxes)
+
     def status(self) -> BackendStatus:
         """Ready or not, in words."""
         is_ready = self._life.ready is not None

@@ -53,6 +53,15 @@ async def test_closing_a_stream_frees_everything(backend: EmbeddedBackend, polic
     await until(lambda: is_idle(backend))
 
 
+async def test_closing_tells_the_engine_at_once(backend: EmbeddedBackend) -> None:
+    """The abort is on its way when `aclose` returns, not when the garbage collector comes by."""
+    deltas = stream(backend, completion(PROMPT), max_tokens=LONG)
+    await anext(deltas)
+    await deltas.aclose()  # type: ignore[attr-defined]
+    assert backend.num_open == 0
+    await until(lambda: is_idle(backend))
+
+
 async def test_cancelling_a_reader_frees_everything(backend: EmbeddedBackend) -> None:
     seen: list[Delta] = []
     reading = asyncio.create_task(read_all(backend, seen))
