@@ -18,10 +18,10 @@
 #include "vec.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#define USE_VNNI
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define USE_AVX2
 #include <immintrin.h>
-#define HAS_VNNI 1
-#else
-#define HAS_VNNI 0
 #endif
 
 INLINE int64_t blocks_of(int64_t num_cols) { return (num_cols + BLOCK - 1) / BLOCK; }
@@ -217,7 +217,7 @@ void quantise_row(const quant_rows *to, int64_t row, const float *from, int64_t 
 
 /* --- products ------------------------------------------------------------------------------- */
 
-#if HAS_VNNI
+#if defined(USE_VNNI)
 
 INLINE void multiply_tile(const uint8_t *data, const uint16_t *scales, const quant_rows *rows, int64_t first,
                           int64_t count, int64_t kind, float *tile) {
@@ -259,7 +259,68 @@ INLINE void multiply_tile(const uint8_t *data, const uint16_t *scales, const qua
     for (int r = 0; r < count; r++) _mm512_storeu_ps(tile + r * PANEL, acc[r]);
 }
 
+#elif defined(USE_AVX2)
+
+/* 16 outputs x 2 neighbouring products in 16-bit lanes hold 8 x 2 x 15 x 127 for 4-bit weights. For 8
+ * bits the activation's sign moves to the weight, so that |a| * w never saturates, and sums are
+ * widened at once. */
+INLINE void multiply_tile(const uint8_t *data, const uint16_t *scales, const quant_rows *rows, int64_t first,
+                          int64_t count, int64_t kind, float *tile) {
+    const int64_t blocks = rows->num_blocks;
+    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), middle = _mm256_set1_epi8(-128);
+    memset(tile, 0, (size_t)count * PANEL * sizeof(float));
+    for (int64_t block = 0; block < blocks; block++) {
+        __m256i w[8][2];
+        for (int j = 0; j < 8; j++)
+            for (int half = 0; half < 2; half++) {
+                if (kind == WEIGHTS_4BIT) {
+                    __m256i pair = _mm256_loadu_si256((const __m256i *)(data + block * 256 + j % 4 * 64 + half * 32));
+                    w[j][half] = _mm256_and_si256(j < 4 ? pair : _mm256_srli_epi16(pair, 4), low);
+                } else {
+                    __m256i q = _mm256_loadu_si256((const __m256i *)(data + block * 512 + j * 64 + half * 32));
+                    w[j][half] = _mm256_xor_si256(q, middle);
+                }
+            }
+        for (int64_t r = 0; r < count; r++) {
+            const int64_t index = (first + r) * blocks + block;
+            const int32_t *values = (const int32_t *)(rows->values + index * BLOCK);
+            __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) {
+                const __m256i a = _mm256_set1_epi32(values[j]);
+                for (int half = 0; half < 2; half++) {
+                    if (kind == WEIGHTS_4BIT) {
+                        sum[half] = _mm256_add_epi16(sum[half], _mm256_maddubs_epi16(w[j][half], a));
+                    } else {
+                        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(w[j][half], a));
+                        sum[half] = _mm256_add_epi32(sum[half], _mm256_madd_epi16(pairs, ones));
+                    }
+                }
+            }
+            for (int half = 0; half < 2; half++) {
+                const uint16_t *from = scales + block * scale_halves(kind) + half * 8;
+                const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+                const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(rows->scales[index]));
+                float *to = tile + r * PANEL + half * 8;
+                if (kind == WEIGHTS_4BIT) sum[half] = _mm256_madd_epi16(sum[half], ones);
+                __m256 acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[half]), both, _mm256_loadu_ps(to));
+                if (kind == WEIGHTS_4BIT) {
+                    const __m256 least = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + PANEL)));
+                    acc = _mm256_fmadd_ps(least, _mm256_set1_ps(rows->sums[index]), acc);
+                }
+                _mm256_storeu_ps(to, acc);
+            }
+        }
+    }
+}
+
 #else
+
+#ifdef FP_FAST_FMAF
+#define MULTIPLY_ADD(a, b, c) fmaf(a, b, c)
+#else
+#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
+#endif
 
 /* Any machine: the same sums in the same order, in vectors where the compiler finds them. */
 INLINE void multiply_tile(const uint8_t *data, const uint16_t *scales, const quant_rows *rows, int64_t first,
@@ -290,8 +351,8 @@ INLINE void multiply_tile(const uint8_t *data, const uint16_t *scales, const qua
                 int32_t whole = sum[4 * lane] + sum[4 * lane + 1] + sum[4 * lane + 2] + sum[4 * lane + 3];
                 float *to = tile + r * PANEL + lane;
                 if (kind == WEIGHTS_8BIT) whole += rows->offsets[index];
-                *to = fmaf((float)whole, scale[lane] * rows->scales[index], *to);
-                if (kind == WEIGHTS_4BIT) *to = fmaf(least[lane], rows->sums[index], *to);
+                *to = MULTIPLY_ADD((float)whole, scale[lane] * rows->scales[index], *to);
+                if (kind == WEIGHTS_4BIT) *to = MULTIPLY_ADD(least[lane], rows->sums[index], *to);
             }
         }
     }
