@@ -114,10 +114,15 @@ def naive(ids: list[int], stops: list[str], min_tokens: int) -> tuple[str, int, 
     ),
     cuts=st.lists(st.integers(0, 60), max_size=12),
     min_tokens=st.integers(0, 6),
+    num_left_out=st.integers(0, 3),
 )
 @settings(max_examples=400)
-def test_blocks_do_not_matter(text: str, stops: list[str], cuts: list[int], min_tokens: int) -> None:
-    ids = TOKENIZER.encode(text).ids
+def test_blocks_do_not_matter(
+    text: str, stops: list[str], cuts: list[int], min_tokens: int, num_left_out: int
+) -> None:
+    """Also where the limit falls within a character."""
+    ids = TOKENIZER.encode(text + "🎉").ids
+    ids = ids[: len(ids) - num_left_out]
     outputs = blocks_of(
         ids, cuts, finish_reason=FinishReason.LENGTH, stats=SequenceStats(num_output_tokens=len(ids))
     )

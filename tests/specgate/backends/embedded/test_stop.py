@@ -27,6 +27,12 @@ def first_stop(text: str, stops: list[str], from_end: int = 0) -> tuple[str, str
     return text[: end - len(stop)], stop
 
 
+def num_held(text: str, stops: list[str]) -> int:
+    """The longest end of `text` that is the beginning of a stop string, but not a whole one."""
+    beginnings = {stop[:size] for stop in stops for size in range(len(stop))}
+    return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
+
+
 @given(st.lists(TEXT, max_size=8), STOPS)
 def test_pieces_give_what_the_whole_text_gives(pieces: list[str], stops: list[str]) -> None:
     finder = StopFinder(stops)
@@ -42,12 +48,7 @@ def test_pieces_give_what_the_whole_text_gives(pieces: list[str], stops: list[st
         assert found is None
         assert seen.startswith(shown)
         # Nothing is shown that a later piece could turn into a stop string, and no more is held back.
-        held = seen[len(shown) :]
-        longest = max(
-            (len(stop[:size]) for stop in stops for size in range(len(stop)) if seen.endswith(stop[:size])),
-            default=0,
-        )
-        assert len(held) == longest
+        assert len(seen) - len(shown) == num_held(seen, stops)
     assert shown + finder.finish() == seen
 
 
@@ -56,6 +57,7 @@ def test_a_stop_complete_while_forbidden_is_text(early: str, late: str, stops: l
     finder = StopFinder(stops)
     shown, found = finder.push(early, can_stop=False)
     assert found is None
+    assert len(early) - len(shown) == num_held(early, stops)
     more, found = finder.push(late)
     expected = first_stop(early + late, stops, from_end=len(early))
     if expected is None:
