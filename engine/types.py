@@ -66,12 +66,18 @@ class PolicyAssignment:
     """Which speculation method a request was given, before the planner has its say each step.
 
     `is_exact` marks an override: the planner must use `num_speculative_tokens` as it stands and
-    not as a ceiling.
+    not as a ceiling. `is_pinned` marks a choice that load must not undo (an override, an arm of a
+    rollout), `is_probe` a request that tries a policy which is shut for the others. `hold_steps`:
+    the assignment stands for that many target steps, after which the planner may choose (an
+    exploration teaches nothing if it is cut short).
     """
 
     method: str = BASELINE
     num_speculative_tokens: int = 0
     is_exact: bool = False
+    is_pinned: bool = False
+    is_probe: bool = False
+    hold_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,21 @@ class PolicyChange:
 
 
 @dataclass(frozen=True, slots=True)
+class MethodCounts:
+    """What one drafter did for one sequence. Position 0 of the tuples is the first draft token.
+
+    `accepted / drafted` is the survival to a position, not the acceptance once it was reached.
+    """
+
+    method: str
+    num_steps: int = 0  # target steps in which drafting was granted, with or without a draft
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()  # drafts whose token at this depth was accepted
+    drafted_per_position: tuple[int, ...] = ()  # drafts that had a token at this depth, reached or not
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceStats:
     """True counts of one finished sequence. Integers and seconds; ratios are the reader's."""
 
@@ -122,6 +143,7 @@ class SequenceStats:
     queue_wait_s: float = 0.0  # added to first scheduled step
     draft_s: float = 0.0  # this sequence's share of drafting time
     policy_changes: tuple[PolicyChange, ...] = ()
+    by_method: tuple[MethodCounts, ...] = ()  # the drafts' counts apart, where a drafter had its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +156,7 @@ class SequenceOutput:
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # with the first tokens, when asked for
     num_accepted_tokens: int = 0  # of token_ids, how many were draft tokens; they come first
     num_draft_tokens: int = 0  # draft tokens verified for this sequence in this step
+    draft_method: str | None = None  # who was allowed to draft in this step
     finish_reason: FinishReason | None = None
     stats: SequenceStats | None = None
     error: str | None = None  # with FinishReason.ERROR
@@ -186,6 +209,7 @@ class StepRecord:
     num_preemptions: int = 0
     num_planner_errors: int = 0
     kernels: str = ""  # which implementations ran, e.g. "attention=cpu verify=reference"
+    is_warm_up: bool = False  # synthetic work, run before any request
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.types import EngineLoad, PolicyAssignment, StepRecord
+from specgate.policy.shut import Shut
 from specgate.types import Delta, GenerationRequest, PreparedPrompt
 
 
@@ -76,6 +77,10 @@ class Backend(Protocol):
 
     def set_force(self, policy: str | None) -> None:
         """Kill switch: running requests follow at their next step. None lifts it."""
+        ...
+
+    def set_shut(self, entries: tuple[Shut, ...]) -> None:
+        """Policies that may not draft: running requests follow at their next step. Replaces the list before."""
         ...
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:

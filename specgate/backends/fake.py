@@ -26,6 +26,7 @@ from specgate.backends.embedded.stop import StopFinder
 from specgate.clock import Clock
 from specgate.config import FakeConfig
 from specgate.errors import BadRequest, ContextTooLong, EngineLost, NotReady
+from specgate.policy.shut import Shut, ShutList
 from specgate.types import Delta, DeltaLogprob, GenerationRequest, PreparedPrompt
 
 VOCAB_SIZE = 0x110000
@@ -42,6 +43,7 @@ class FakeBackend:
         self.num_running = 0  # generations open now
         self._clock = clock
         self._forced: str | None = None
+        self._shut = ShutList()
         self._listeners: list[Callable[[StepRecord], None]] = []
         self._step = 0
         self._used_tokens = 0
@@ -107,8 +109,8 @@ class FakeBackend:
             while True:
                 await self._stumble(answer.num_out)
                 await asyncio.sleep(self.script.step_s)
-                depth = self._depth(policy, answer)
-                delta = answer.step(depth)
+                depth = self._depth(policy, answer, label)
+                delta = answer.step(policy.method, depth)
                 self._record(policy.method if depth else BASELINE, depth, delta)
                 yield delta
                 if delta.finish_reason is not None:
@@ -119,6 +121,9 @@ class FakeBackend:
 
     def set_force(self, policy: str | None) -> None:
         self._forced = policy
+
+    def set_shut(self, entries: tuple[Shut, ...]) -> None:
+        self._shut = ShutList(entries)
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         self._listeners.append(listener)
@@ -136,9 +141,13 @@ class FakeBackend:
         if script.hang_after_tokens is not None and num_out >= script.hang_after_tokens:
             await asyncio.Event().wait()
 
-    def _depth(self, policy: PolicyAssignment, answer: _Answer) -> int:
+    def _depth(self, policy: PolicyAssignment, answer: _Answer, label: str) -> int:
         if self._forced is not None and policy.method != self._forced and policy.num_speculative_tokens:
             answer.note_change(self._forced, "kill_switch")
+            return 0
+        shut = self._shut.refusal(policy.method, label, policy)
+        if shut is not None and policy.num_speculative_tokens:
+            answer.note_change(BASELINE, shut.reason.value)
             return 0
         if answer.changes:
             answer.note_change(policy.method, "override" if policy.is_exact else "rule")
@@ -198,7 +207,7 @@ class _Answer:
         if not self.changes or self.changes[-1].policy != policy:
             self.changes.append(PolicyChange(self.num_out, policy, reason))
 
-    def step(self, depth: int) -> Delta:
+    def step(self, method: str, depth: int) -> Delta:
         """One step's delta: 1 + accepted tokens, fewer where the answer ends."""
         accepted = min(depth, self._script.accepted_per_draft)
         first, piece, shown = self.num_out, "", ""
@@ -214,7 +223,8 @@ class _Answer:
         accepted = min(accepted, len(piece))
         self._counters.num_target_steps += bool(piece)
         if depth > 0:
-            self._counters.add_draft(depth, accepted, len(piece))
+            self._counters.grant(method)
+            self._counters.add_draft(depth, accepted, len(piece), method)
         tokens = tuple(map(ord, piece))
         with_prompt = first == 0 and self._request.sampling.has_prompt_logprobs
         return Delta(

@@ -22,6 +22,7 @@ from specgate.backends.embedded.prompt import PromptEncoder
 from specgate.backends.embedded.supervisor import Supervision, Supervisor
 from specgate.clock import Clock
 from specgate.errors import BadRequest, EngineLost, InternalError, NotReady
+from specgate.policy.shut import Shut
 from specgate.types import Delta, GenerationRequest, PreparedPrompt
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,10 @@ class EmbeddedBackend:
     def set_force(self, policy: str | None) -> None:
         """See `Backend.set_force`."""
         self._supervisor.set_force(policy)
+
+    def set_shut(self, entries: tuple[Shut, ...]) -> None:
+        """See `Backend.set_shut`."""
+        self._supervisor.set_shut(entries)
 
     def push_snapshot(self, state: dict[str, Any]) -> None:
         """Fresh model state for the engine's planner."""

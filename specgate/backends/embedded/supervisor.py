@@ -24,6 +24,7 @@ from specgate.backends.embedded import wire
 from specgate.backends.embedded.link import Link, Lost, Mail, Mailbox
 from specgate.clock import Clock
 from specgate.errors import NotReady
+from specgate.policy.shut import Shut
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class _Desired:
     """State that a restarted process must be told again."""
 
     force: str | None = None
+    shut: tuple[Shut, ...] = ()
     snapshot: dict[str, Any] | None = None
 
 
@@ -166,6 +168,11 @@ class Supervisor:
         """Kill switch; kept over restarts."""
         self._desired.force = policy
         self._send_if_ready(wire.SetForce(policy))
+
+    def set_shut(self, entries: tuple[Shut, ...]) -> None:
+        """Policies that may not draft; kept over restarts."""
+        self._desired.shut = entries
+        self._send_if_ready(wire.SetShut(entries))
 
     def push_snapshot(self, state: dict[str, Any]) -> None:
         """Model state for the planner; the newest is kept over restarts."""
@@ -319,6 +326,8 @@ class Supervisor:
         self._load = message.load
         if self._desired.force is not None:
             self._send_if_ready(wire.SetForce(self._desired.force))
+        if self._desired.shut:
+            self._send_if_ready(wire.SetShut(self._desired.shut))
         if self._desired.snapshot is not None:
             self._send_if_ready(wire.Snapshot(self._desired.snapshot))
         self._changed.set()

@@ -4,8 +4,8 @@ Both sides write frames over a local stream socket: four bytes of big-endian len
 msgpack message. Messages are tagged structs; the engine's dataclasses travel inside them as they
 are. Nothing here can run code on arrival (no pickle), and a frame of absurd length is refused.
 
-To the engine process: `Start` first, then any of `Submit`, `Abort`, `SetForce`, `Snapshot`,
-`Ping`, and `Shutdown` last. Back: `Loading` while weights are read, one `Ready`, then a `Step`
+To the engine process: `Start` first, then any of `Submit`, `Abort`, `SetForce`, `SetShut`,
+`Snapshot`, `Ping`, and `Shutdown` last. Back: `Loading` while weights are read, one `Ready`, then a `Step`
 per engine step, `Refused` for a request that can never run, `Pong`, and `Fatal` before a
 deliberate exit.
 """
@@ -20,6 +20,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.types import EngineLoad, EngineRequest, SequenceOutput, StepRecord
+from specgate.policy.shut import Shut
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 _HEADER = struct.Struct(">I")
@@ -51,6 +52,12 @@ class SetForce(msgspec.Struct, tag=True, frozen=True):
     """Every sequence follows `policy` from its next step on; None lifts the force."""
 
     policy: str | None
+
+
+class SetShut(msgspec.Struct, tag=True, frozen=True):
+    """Policies that may not draft from the next step on; replaces the list before."""
+
+    entries: tuple[Shut, ...]
 
 
 class Snapshot(msgspec.Struct, tag=True, frozen=True):
@@ -111,7 +118,7 @@ class Fatal(msgspec.Struct, tag=True, frozen=True):
     is_permanent: bool
 
 
-ToWorker = Start | Submit | Abort | SetForce | Snapshot | Ping | Shutdown
+ToWorker = Start | Submit | Abort | SetForce | SetShut | Snapshot | Ping | Shutdown
 FromWorker = Loading | Ready | Step | Refused | Pong | Fatal
 
 

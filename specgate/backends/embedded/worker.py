@@ -118,6 +118,8 @@ class Reader:
                 self.inbox.put(Abort(request_id))
             case wire.SetForce(policy):
                 self.inbox.put(Call(lambda: self._planner.set_force(policy)))
+            case wire.SetShut(entries):
+                self.inbox.put(Call(lambda: self._planner.set_shut(entries)))
             case wire.Snapshot(state):
                 self.inbox.put(Call(lambda: self._update_planner(state)))
             case wire.Ping():
