@@ -285,8 +285,10 @@ class Engine:
         outputs = []
         for row, index in enumerate(step.deciding):
             seq = step.sequences[index]
+            granted = plans[seq.seq_id].method if step.max_draft[index] > 0 else BASELINE
             decided = Decided(
-                method=plans[seq.seq_id].method if trees[index].token_ids else BASELINE,
+                granted=granted,
+                method=granted if trees[index].token_ids else BASELINE,
                 num_drafted=len(trees[index]),
                 token_ids=result.token_ids[row],
                 num_accepted=len(result.accepted_nodes[row]),
@@ -308,8 +310,10 @@ class Engine:
         self._scheduler.commit(seq, min(num_before + decided.num_accepted, len(seq.token_ids)))
         seq.last_drafted = (decided.method, decided.num_drafted, num_accepted)
         seq.counters.num_target_steps += num_kept > 0
+        if decided.granted != BASELINE:
+            seq.counters.grant(decided.granted)
         if decided.num_drafted:
-            seq.counters.add_draft(decided.num_drafted, num_accepted, num_kept)
+            seq.counters.add_draft(decided.num_drafted, num_accepted, num_kept, decided.method)
         if seq.drafters:
             self._drafting.observe(seq, decided.method, token_ids, num_accepted)
         output = SequenceOutput(
@@ -319,6 +323,7 @@ class Engine:
             prompt_logprobs=tuple(seq.prompt_logprobs or ()) if is_first else (),
             num_accepted_tokens=num_accepted,
             num_draft_tokens=decided.num_drafted,
+            draft_method=None if decided.granted == BASELINE else decided.granted,
         )
         if reason is None:
             return output
@@ -350,7 +355,8 @@ class Engine:
 class Decided:
     """What one step's verify decided for one sequence."""
 
-    method: str  # who drafted; baseline for nobody
+    granted: str  # who might have drafted; baseline for nobody
+    method: str  # who did
     num_drafted: int
     token_ids: tuple[int, ...]
     num_accepted: int

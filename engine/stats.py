@@ -6,11 +6,45 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.types import PolicyChange, SequenceOutput, SequenceStats, StepRecord
+from engine.types import MethodCounts, PolicyChange, SequenceOutput, SequenceStats, StepRecord
 
 if TYPE_CHECKING:
     from engine.scheduler import ScheduledStep
     from engine.spec.tree import DraftTree
+
+
+class _Draws:
+    """One drafter's counts for one sequence."""
+
+    __slots__ = ("accepted", "drafted", "num_draft_tokens", "num_drafts", "num_steps")
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.accepted: list[int] = []
+        self.drafted: list[int] = []
+
+    def add(self, num_drafted: int, num_accepted: int, num_kept: int) -> None:
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        # Only behind a cut (nothing but accepted tokens was kept) is it unknown what would have stood.
+        for depth in range(num_drafted if num_kept > num_accepted else num_kept):
+            if depth == len(self.drafted):
+                self.drafted.append(0)
+                self.accepted.append(0)
+            self.drafted[depth] += 1
+            self.accepted[depth] += depth < num_accepted
+
+    def freeze(self, method: str) -> MethodCounts:
+        return MethodCounts(
+            method,
+            self.num_steps,
+            self.num_drafts,
+            self.num_draft_tokens,
+            tuple(self.accepted),
+            tuple(self.drafted),
+        )
 
 
 class SequenceCounters:
@@ -23,6 +57,7 @@ class SequenceCounters:
     """
 
     __slots__ = (
+        "_by_method",
         "accepted_per_position",
         "draft_s",
         "drafted_per_position",
@@ -46,9 +81,15 @@ class SequenceCounters:
         self.drafted_per_position: list[int] = []
         self.draft_s = 0.0
         self.policy_changes: list[PolicyChange] = []
+        self._by_method: dict[str, _Draws] = {}
 
-    def add_draft(self, num_drafted: int, num_accepted: int, num_kept: int) -> None:
+    def grant(self, method: str) -> None:
+        """A target step in which `method` was allowed to draft, whether it found a draft or not."""
+        self._of(method).num_steps += 1
+
+    def add_draft(self, num_drafted: int, num_accepted: int, num_kept: int, method: str) -> None:
         """One verified chain of `num_drafted` tokens; `num_kept` tokens of the block were emitted."""
+        self._of(method).add(num_drafted, num_accepted, num_kept)
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
@@ -58,6 +99,12 @@ class SequenceCounters:
                 self.accepted_per_position.append(0)
             self.drafted_per_position[depth] += 1
             self.accepted_per_position[depth] += depth < num_accepted
+
+    def _of(self, method: str) -> _Draws:
+        draws = self._by_method.get(method)
+        if draws is None:
+            draws = self._by_method[method] = _Draws()
+        return draws
 
     def freeze(self, *, num_prompt_tokens: int, num_output_tokens: int, queue_wait_s: float) -> SequenceStats:
         """The counts as they stand."""
@@ -75,6 +122,7 @@ class SequenceCounters:
             queue_wait_s=queue_wait_s,
             draft_s=self.draft_s,
             policy_changes=tuple(self.policy_changes),
+            by_method=tuple(draws.freeze(method) for method, draws in self._by_method.items()),
         )
 
 

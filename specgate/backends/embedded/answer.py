@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.stats import SequenceCounters
-from engine.types import FinishReason, SamplingParams, SequenceOutput, SequenceStats, TokenLogprob
+from engine.types import BASELINE, FinishReason, SamplingParams, SequenceOutput, SequenceStats, TokenLogprob
 from specgate.backends.embedded.detokenize import TokenBytes, new_detokenizer
 from specgate.backends.embedded.stop import StopFinder
 from specgate.types import Delta, DeltaLogprob
@@ -115,8 +115,12 @@ class Answer:
         pending.num_accepted += num_accepted
         if num_kept:
             self._counters.num_target_steps += 1
+        if output.draft_method is not None:
+            self._counters.grant(output.draft_method)
         if output.num_draft_tokens:
-            self._counters.add_draft(output.num_draft_tokens, num_accepted, num_kept)
+            self._counters.add_draft(
+                output.num_draft_tokens, num_accepted, num_kept, output.draft_method or BASELINE
+            )
 
     def _add_text(self, piece: str, num_tokens: int) -> bool:
         """True when a stop string is complete, which min_tokens may forbid as it does for stop tokens."""

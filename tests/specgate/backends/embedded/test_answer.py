@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.types import (
     FinishReason,
+    MethodCounts,
     PolicyChange,
     SamplingParams,
     SequenceOutput,
@@ -150,8 +151,12 @@ def test_counts_after_a_stop_string_are_those_of_what_was_delivered() -> None:
     deltas = run(
         answer,
         [
-            SequenceOutput("r", tuple(ids[:3]), num_accepted_tokens=2, num_draft_tokens=4),
-            SequenceOutput("r", tuple(ids[3:7]), num_accepted_tokens=3, num_draft_tokens=3),
+            SequenceOutput(
+                "r", tuple(ids[:3]), num_accepted_tokens=2, num_draft_tokens=4, draft_method="ngram"
+            ),
+            SequenceOutput(
+                "r", tuple(ids[3:7]), num_accepted_tokens=3, num_draft_tokens=3, draft_method="ngram"
+            ),
         ],
     )
     stats = deltas[-1].stats
@@ -169,6 +174,8 @@ def test_counts_after_a_stop_string_are_those_of_what_was_delivered() -> None:
         queue_wait_s=0.25,
         draft_s=0.5,
         policy_changes=(PolicyChange(0, "ngram", "x"),),
+        # Of the second draft nothing is known behind the stop; of the first all that was drafted counts.
+        by_method=(MethodCounts("ngram", 2, 2, 7, (2, 2, 0, 0), (2, 2, 1, 1)),),
     )
 
 
