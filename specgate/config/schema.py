@@ -186,7 +186,11 @@ ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
     EngineConfig: {
         "model": {"doc": "folder, GGUF file, or package:NAME"},
         "device": {"doc": "cpu or cuda", "pattern": r"cpu|cuda(:\d+)?"},
-        "dtype": {"doc": "auto: float32 on the CPU, bfloat16 on a GPU"},
+        "dtype": {
+            "doc": "float32, bfloat16, float16, int8 (CPU: weights in 4 or 8 bits, products in integers),"
+            " or auto: float32 on the CPU, bfloat16 on a GPU",
+            "pattern": r"auto|float32|bfloat16|float16|int8",
+        },
         "num_threads": {"doc": "torch CPU threads; null: torch's choice", "ge": 1},
         "block_size": {"doc": "tokens in a KV block", "ge": 1, "le": 1024},
         "num_blocks": {"doc": "KV blocks of the target", "ge": 2},
