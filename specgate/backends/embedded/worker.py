@@ -27,6 +27,7 @@ import torch
 from engine.engine import Engine
 from engine.errors import EngineError, RequestRefused
 from engine.factory import build_engine
+from engine.models.registry import resolve_device, resolve_dtype
 from engine.service import Abort, Add, Call, EngineService, Message, Shutdown
 from engine.types import EngineRequest, SamplingParams, StepResult
 from specgate.backends.embedded import wire
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_BACKLOG = 100_000  # messages unread by the gateway before it counts as dead
 _PROCESS_NAME = b"specgate-engine"
-_PR_SET_NAME = 15
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _PROGRESS_STEP = 0.01
 
 
@@ -217,7 +218,7 @@ def _ready(engine: Engine, kernels: str) -> wire.Ready:
     details = {
         "model": config.model,
         "device": config.device,
-        "dtype": config.dtype,
+        "dtype": str(resolve_dtype(config.dtype, resolve_device(config.device))).removeprefix("torch."),
         "kernels": kernels,
         "num_blocks": config.num_blocks,
         "block_size": config.block_size,
@@ -239,7 +240,10 @@ def _settle_process() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.setswitchinterval(0.0005)  # s; the outbox's thread should not wait for the step loop's turn
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)
+        # The reader ends an orphan everywhere; this also ends one that is stopped or stuck in C code.
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ async def test_card_and_status(backend: EmbeddedBackend) -> None:
     card = backend.card
     assert (card.model_id, card.max_model_len) == ("tiny", 8192)
     assert dict(card.methods) == {"ngram": 4, "draft": 5}
-    assert card.details["device"] == "cpu"
+    assert (card.details["device"], card.details["dtype"]) == ("cpu", "float32")
     assert card.details["kernels"]
     assert backend.status().detail == "ready"
 

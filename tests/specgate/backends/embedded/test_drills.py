@@ -141,13 +141,14 @@ async def test_a_hung_engine_is_replaced(backend: EmbeddedBackend) -> None:
     assert (await answer(backend, completion("again"), max_tokens=4)).last.finish_reason == "length"
 
 
-async def test_the_engine_ends_with_its_gateway(tiny_folder: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_the_engine_ends_with_its_gateway(tiny_folder: Path, is_stopped: bool) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", GATEWAY, str(tiny_folder), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     pid = int(await process.stdout.readline())
-    os.kill(pid, 0)
+    os.kill(pid, signal.SIGSTOP if is_stopped else 0)
     process.kill()
     await process.wait()
     await until(lambda: not is_alive(pid))
