@@ -8,7 +8,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Literal, Union
 import yaml
 
 from specgate.config.check import cross_check
+from specgate.config.rollout import RolloutConfig, check_rollout
 from specgate.config.schema import ENGINE_LIMITS, Config
 from specgate.errors import ConfigError
 
@@ -45,11 +46,7 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     Raises ConfigError with one line per fault.
     """
     file = Path(path) if path is not None else LOCAL_CONFIG
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{file}: cannot be read: {error}"]) from error
-    return parse_config(text, str(file), overrides)
+    return parse_config(_read(file), str(file), overrides)
 
 
 def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
@@ -60,14 +57,44 @@ def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
         _apply_override(root, item, faults)
     if faults:
         raise ConfigError(faults)
-    config = _build(Config, root, "", {}, faults)
+    return typing.cast(Config, _finish(Config, root, cross_check, faults))
+
+
+def load_rollout(path: str | Path) -> RolloutConfig:
+    """Read the file of one rollout. Raises ConfigError with one line per fault."""
+    file = Path(path)
+    root = _compose(_read(file), str(file), faults := _Faults())
     if faults:
         raise ConfigError(faults)
-    for at, message in cross_check(config):
+    return typing.cast(RolloutConfig, _finish(RolloutConfig, root, check_rollout, faults))
+
+
+def is_rollout(path: str | Path) -> bool:
+    """Whether the file means to be a rollout's, valid or not. Raises ConfigError if it is no YAML."""
+    file = Path(path)
+    root = _compose(_read(file), str(file), _Faults())
+    return isinstance(root.value, dict) and "rollout" in root.value
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{file}: cannot be read: {error}"]) from error
+
+
+def _finish(
+    cls: type, root: _Node, check: Callable[[Any], Iterable[tuple[str, str]]], faults: _Faults
+) -> Any:
+    """The typed whole, checked for faults that need all of it."""
+    config = _build(cls, root, "", {}, faults)
+    if faults:
+        raise ConfigError(faults)
+    for at, message in check(config):
         faults.add(_where(root, at), at, message)
     if faults:
         raise ConfigError(faults)
-    return typing.cast(Config, config)
+    return config
 
 
 # --- YAML to nodes -------------------------------------------------------------------------
