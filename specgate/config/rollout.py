@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Literal
 
-from specgate.config.schema import PolicyConfig, TaskName, setting
+from specgate.config.fields import TaskName, setting
+from specgate.config.schema import PolicyConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

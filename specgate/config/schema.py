@@ -9,32 +9,12 @@ Nothing here reads files; `specgate.config.loader` does. The JSON schema and the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
 from engine.config import DraftModelConfig, EngineConfig, ImposedConfig, NgramConfig
-
-TaskName = Literal[
-    "document_qa",
-    "summarization",
-    "code_edit",
-    "code_completion",
-    "chat",
-    "reasoning",
-    "translation",
-    "tool_call",
-    "creative_writing",
-]
-
-
-def setting(default: Any, doc: str, *, ge: float | None = None, gt: float | None = None,
-            le: float | None = None, pattern: str | None = None) -> Any:  # fmt: skip
-    """A field with its meaning and limits. `default=MISSING` makes it required."""
-    limits = {"ge": ge, "gt": gt, "le": le, "pattern": pattern}
-    metadata = {"doc": doc, **{name: value for name, value in limits.items() if value is not None}}
-    if callable(default):
-        return field(default_factory=default, metadata=metadata)
-    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+from specgate.config.fields import TaskName, setting
+from specgate.config.guards import GuardsConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +125,44 @@ class PolicyConfig:
         256, "the draft model needs a longer expected answer than this", ge=0
     )
     draft_min_acceptance: float = setting(0.65, "and a median acceptance above this", ge=0, le=1)
+    router: Literal["model", "rule"] = setting(
+        "model", "model: what is predicted to be best; rule: the rules above, always"
+    )
+    objective: Literal["latency", "throughput", "slo"] = setting(
+        "latency", "what is predicted and compared, unless a request names another"
+    )
+    slo_ttft_ms: float | None = setting(None, "objective slo: time to first token to meet", gt=0)
+    slo_tpot_ms: float | None = setting(None, "objective slo: time per output token to meet", gt=0)
+    switch_margin: float = setting(
+        0.03, "a policy must be predicted better by this share to replace the one in force", ge=0, le=0.5
+    )
+    limits_always: bool = setting(
+        False, "the two limits above hold also where the latency model knows what each policy costs"
+    )
+    explore_share: float = setting(
+        0.01, "share of the engine's time that trying policies of unknown yield may cost", ge=0, le=0.2
+    )
+    probe_share: float = setting(
+        0.01, "share of the engine's time that trying shut policies again may cost", ge=0, le=0.2
+    )
     acceptance_window: int = setting(200, "finished requests per policy and task the median is over", ge=1)
     min_acceptance_samples: int = setting(8, "fewer finished requests say nothing", ge=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningConfig:
+    """What the models learn from, and where they keep it."""
+
+    folder: str | None = setting(None, "keeps what was learned, one JSON file a model; null: memory only")
+    save_every_s: float = setting(30.0, "between two saves; also saved at the end", gt=0)
+    publish_every_s: float = setting(0.5, "between two snapshots to decisions and engine", ge=0.05)
+    sweep_s: float = setting(
+        4.0, "at a first start, how long the engine may try out step sizes; 0: not at all", ge=0, le=120
+    )
+    min_steps: int = setting(40, "fewer decode steps seen: the rules decide (cold start)", ge=1)
+    min_drafting_steps: int = setting(
+        32, "a drafter granted fewer steps is tried out (exploration) before it is judged", ge=1
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +184,16 @@ class LoggingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryConfig:
+    """Rollouts by steps: one YAML file each, see `configs/canary/`."""
+
+    folder: str | None = setting(None, "folder of rollout files; null: no rollouts")
+    state_path: str = setting(
+        "state/canary.json", "where stages, evidence and rollbacks are kept over restarts"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All of it."""
 
@@ -177,6 +203,9 @@ class Config:
     requests: RequestsConfig = setting(RequestsConfig, RequestsConfig.__doc__ or "")
     admission: AdmissionConfig = setting(AdmissionConfig, AdmissionConfig.__doc__ or "")
     policy: PolicyConfig = setting(PolicyConfig, PolicyConfig.__doc__ or "")
+    learning: LearningConfig = setting(LearningConfig, LearningConfig.__doc__ or "")
+    guards: GuardsConfig = setting(GuardsConfig, GuardsConfig.__doc__ or "")
+    canary: CanaryConfig = setting(CanaryConfig, CanaryConfig.__doc__ or "")
     decision_log: DecisionLogConfig = setting(DecisionLogConfig, DecisionLogConfig.__doc__ or "")
     logging: LoggingConfig = setting(LoggingConfig, LoggingConfig.__doc__ or "")
     benching: bool = setting(False, "a server to be measured, not used: allows engine.imposed")
