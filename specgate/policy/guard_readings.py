@@ -1,0 +1,343 @@
+"""What guards measure: sliding windows over outcomes and steps, and the readings taken from them.
+
+Pure: every method is told the time. A policy's latency is compared with baseline requests that ran
+in the same minutes, within task and prompt-length band, so that a long prefill is no fault of
+speculation. While a door is allowed a reading is the least the truth may be (three standard
+errors down), so that chance does not shut it; while it is probed it is the estimate itself, since
+then the policy has to show itself good.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.types import BASELINE, StepRecord
+from specgate.config.guards import AcceptanceGuard, DrafterGuard, LatencyGuard
+from specgate.policy.door import Reading
+from specgate.types import RequestOutcome
+
+_MAX_SAMPLES = 2000
+_SURE = 3.0  # standard errors
+Scope = tuple[str, str | None]  # policy, task (None: all)
+
+
+class Costs(Protocol):
+    """What the latency model predicts; None where it cannot say."""
+
+    def capacity_ratio(self, policy: str) -> float | None:
+        """C2R: the share of capacity a request takes under `policy`, in times of baseline's."""
+        ...
+
+    def floor_tokens(self, policy: str, batch: float, depth: float) -> float | None:
+        """floor(B, K): tokens per drafted step at which drafting breaks even."""
+        ...
+
+    def rho(self, requests_per_s: float) -> float | None:
+        """Arrivals as a share of plain capacity."""
+        ...
+
+
+class NoCosts:
+    """Before there is a model."""
+
+    def capacity_ratio(self, policy: str) -> float | None:
+        return None
+
+    def floor_tokens(self, policy: str, batch: float, depth: float) -> float | None:
+        return None
+
+    def rho(self, requests_per_s: float) -> float | None:
+        return None
+
+
+class Window:
+    """Numbers with their times, the last `window_s` seconds of them."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._items: deque[tuple[float, float]] = deque(maxlen=_MAX_SAMPLES)
+
+    def add(self, now_s: float, value: float) -> None:
+        """One more."""
+        self._items.append((now_s, value))
+
+    def values(self, now_s: float, since_s: float) -> list[float]:
+        """Those not older than the window, nor than `since_s`."""
+        while self._items and self._items[0][0] < now_s - self._window_s:
+            self._items.popleft()
+        return [value for at_s, value in self._items if at_s >= since_s]
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantity:
+    name: str
+    level: float  # quantile
+    error: float  # standard error of its logarithm, in sd/sqrt(n) of a normal distribution
+    limit: Callable[[LatencyGuard], float]
+    of: Callable[[RequestOutcome], Iterator[float]]
+
+
+def _tpot(outcome: RequestOutcome) -> Iterator[float]:
+    if outcome.timings.tpot_s:
+        yield outcome.timings.tpot_s
+
+
+def _gaps(outcome: RequestOutcome) -> Iterator[float]:
+    yield from (gap_s for gap_s, _ in outcome.inter_token_s[-64:] if gap_s > 0)
+
+
+_QUANTITIES = (
+    _Quantity("median decode time per token", 0.5, 1.25, lambda c: c.max_decode_ratio, _tpot),
+    _Quantity("TPOT p95", 0.95, 2.11, lambda c: c.max_tpot_p95_ratio, _tpot),
+    _Quantity("ITL p99", 0.99, 3.73, lambda c: c.max_itl_p99_ratio, _gaps),
+)
+
+
+def prompt_band(num_prompt_tokens: int) -> int:
+    """Prompts within a factor of four share a band."""
+    return max(0, (max(1, num_prompt_tokens).bit_length() - 5) // 2)
+
+
+class LatencyBook:
+    """Decode times by policy, task and prompt-length band, against baseline's."""
+
+    def __init__(self, config: LatencyGuard) -> None:
+        self._config = config
+        self._windows: dict[tuple[str, str, int, int], Window] = {}
+
+    def add(self, outcome: RequestOutcome, now_s: float) -> None:
+        """A finished request that kept its policy throughout."""
+        if outcome.outcome != "ok" or outcome.policy_changes:
+            return
+        decision = outcome.decision
+        band = prompt_band(outcome.num_prompt_tokens)
+        for index, quantity in enumerate(_QUANTITIES):
+            key = (decision.policy, decision.task.label, band, index)
+            window = self._windows.get(key)
+            if window is None:
+                window = self._windows[key] = Window(self._config.window_s)
+            for value in quantity.of(outcome):
+                window.add(now_s, math.log(value))
+
+    def scopes(self) -> set[Scope]:
+        """Policies other than baseline, with each task they ran for."""
+        return {(policy, task) for policy, task, _, _ in self._windows if policy != BASELINE}
+
+    def reading(
+        self, policy: str, task: str, now_s: float, since_s: float, probe_samples: int | None
+    ) -> Reading | None:
+        """The quantity that stands worst. None without samples of both sides in any band.
+
+        `probe_samples`: the door is being probed, and that many samples are enough.
+        """
+        readings = [
+            reading
+            for index in range(len(_QUANTITIES))
+            if (reading := self._compare(policy, task, index, (now_s, since_s), probe_samples)) is not None
+        ]
+        enough = [reading for reading in readings if reading.is_enough]
+        return max(enough or readings, key=lambda r: r.severity, default=None)
+
+    def _compare(
+        self, policy: str, task: str, index: int, times: tuple[float, float], probe_samples: int | None
+    ) -> Reading | None:
+        """Bands put together by weight, in logarithms."""
+        quantity, (now_s, since_s) = _QUANTITIES[index], times
+        total = weighted = variance = 0.0
+        num = 0
+        for name, its_task, band, its_index in list(self._windows):
+            if (name, its_task, its_index) != (policy, task, index):
+                continue
+            control = self._windows.get((BASELINE, task, band, index))
+            if control is None:
+                continue
+            ours = self._windows[name, its_task, band, index].values(now_s, since_s)
+            theirs = control.values(now_s, 0.0)
+            if not ours or len(theirs) < self._config.min_samples:
+                continue
+            weight = min(len(ours), len(theirs))
+            spread = _sd(ours) ** 2 / len(ours) + _sd(theirs) ** 2 / len(theirs)
+            weighted += weight * (_quantile(ours, quantity.level) - _quantile(theirs, quantity.level))
+            variance += weight**2 * quantity.error**2 * spread
+            total += weight
+            num += len(ours)
+        if not total:
+            return None
+        doubt = 0.0 if probe_samples is not None else _SURE * math.sqrt(variance) / total
+        return Reading(
+            value=math.exp(weighted / total - doubt),
+            threshold=quantity.limit(self._config),
+            unit="x baseline",
+            num_samples=num,
+            min_samples=probe_samples or self._config.min_samples,
+            what=quantity.name if probe_samples is not None else f"{quantity.name}, at least,",
+        )
+
+
+def _sd(values: list[float]) -> float:
+    """A pair or less could be anything: half a logarithm."""
+    return statistics.stdev(values) if len(values) > 2 else 0.5
+
+
+def _quantile(values: list[float], level: float) -> float:
+    ordered = sorted(values)
+    place = level * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(len(ordered) - 1, low + 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafted:
+    at_s: float
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted: int
+    num_reached: int | None  # None: not told
+    batch: float
+
+
+class AcceptanceBook:
+    """Drafts and what became of them, by policy, and by policy and task."""
+
+    def __init__(self, config: AcceptanceGuard) -> None:
+        self._config = config
+        self._windows: dict[Scope, deque[_Drafted]] = {}
+        self._batch = 1.0
+
+    def add_step(self, record: StepRecord, now_s: float) -> None:
+        """Steps are told at once, but not for which task they drafted."""
+        self._batch = max(1.0, float(record.num_decode_sequences))
+        for work in record.drafts:
+            if work.num_draft_tokens:
+                drafted = _Drafted(
+                    now_s,
+                    work.num_sequences,
+                    work.num_draft_tokens,
+                    work.num_accepted_tokens,
+                    None,
+                    self._batch,
+                )
+                self._put((work.method, None), drafted)
+
+    def add(self, outcome: RequestOutcome, now_s: float) -> None:
+        """A finished request: its draft counts, as far as they are one policy's."""
+        for stats in outcome.stats:
+            if stats.num_drafts and not outcome.policy_changes:
+                drafted = _Drafted(
+                    now_s, stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens,
+                    sum(stats.drafted_per_position), self._batch,
+                )  # fmt: skip
+                self._put((outcome.decision.policy, outcome.decision.task.label), drafted)
+
+    def scopes(self) -> set[Scope]:
+        """All that drafted."""
+        return set(self._windows)
+
+    def reading(
+        self, scope: Scope, costs: Costs, now_s: float, since_s: float, probe_samples: int | None
+    ) -> Reading | None:
+        """Tokens per drafted step against floor(B, K), or acceptance against the static floor: the
+        worse. None without a draft."""
+        window = self._windows.get(scope, deque())
+        while window and window[0].at_s < now_s - self._config.window_s:
+            window.popleft()
+        items = [item for item in window if item.at_s >= since_s]
+        num = sum(item.num_drafts for item in items)
+        if not num:
+            return None
+        accepted = sum(item.num_accepted for item in items)
+        depth = sum(item.num_draft_tokens for item in items) / num
+        batch = sum(item.batch * item.num_drafts for item in items) / num
+        least = (
+            self._config.min_drafts if probe_samples is None else min(self._config.min_drafts, probe_samples)
+        )
+        readings = []
+        reached: list[int] = [item.num_reached for item in items if item.num_reached is not None]
+        if len(reached) == len(items) and sum(reached):
+            share = accepted / sum(reached)
+            floor = self._config.min_acceptance
+            readings.append(Reading(share, floor, "acceptance", num, least, True, "acceptance"))
+        tokens = costs.floor_tokens(scope[0], batch, depth)
+        if tokens is not None:
+            what = f"tokens per drafted step (floor at B={batch:.1f}, K={depth:.1f})"
+            floor = tokens * (1 - self._config.margin)
+            readings.append(Reading(1 + accepted / num, floor, "tokens/step", num, least, True, what))
+        return max(readings, key=lambda reading: reading.severity, default=None)
+
+    def _put(self, scope: Scope, drafted: _Drafted) -> None:
+        self._windows.setdefault(scope, deque(maxlen=_MAX_SAMPLES)).append(drafted)
+
+
+class ErrorBook:
+    """Failures of drafters, by kind."""
+
+    def __init__(self, config: DrafterGuard) -> None:
+        self._config = config
+        self._errors: dict[str, deque[tuple[float, str]]] = {}
+        self._tries: dict[str, Window] = {}
+
+    def add_step(self, record: StepRecord, now_s: float) -> None:
+        """A step with its drafters' work and failures."""
+        for work in record.drafts:
+            self._tries.setdefault(work.method, Window(self._config.window_s)).add(now_s, 1.0)
+        for error in record.drafter_errors:
+            self._errors.setdefault(error.method, deque(maxlen=_MAX_SAMPLES)).append((now_s, error.kind))
+
+    def policies(self) -> set[str]:
+        """Drafters that failed, ever."""
+        return set(self._errors)
+
+    def reading(self, policy: str, now_s: float, since_s: float, probe_samples: int | None) -> Reading:
+        """Failures in the window against those borne; one of a fatal kind weighs as too many."""
+        errors = self._errors.get(policy, deque())
+        while errors and errors[0][0] < now_s - self._config.window_s:
+            errors.popleft()
+        kinds: dict[str, int] = {}
+        for at_s, kind in errors:
+            if at_s >= since_s:
+                kinds[kind] = kinds.get(kind, 0) + 1
+        num = sum(kinds.values())
+        is_fatal = any(kind in self._config.fatal_kinds for kind in kinds)
+        borne = 0 if is_fatal or probe_samples is not None else self._config.max_errors
+        tries = self._tries.get(policy)
+        num_tries = len(tries.values(now_s, since_s)) if tries is not None else 0
+        least = 1 if num > borne or probe_samples is None else probe_samples
+        told = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
+        what = f"number of drafter errors ({told})" if told else "number of drafter errors"
+        return Reading(float(num), borne + 0.5, "errors", max(num_tries, num), least, what=what)
+
+
+class CheckBook:
+    """Consistency checks since a door last changed: how many, and how many differed."""
+
+    def __init__(self) -> None:
+        self._checks: dict[str, deque[tuple[float, bool]]] = {}
+
+    def add(self, policy: str, is_match: bool, now_s: float) -> None:
+        """One answer decoded again."""
+        self._checks.setdefault(policy, deque(maxlen=_MAX_SAMPLES)).append((now_s, is_match))
+
+    def policies(self) -> set[str]:
+        """Those ever checked."""
+        return set(self._checks)
+
+    def reading(self, policy: str, since_s: float, probe_samples: int | None) -> Reading | None:
+        """Answers that differed; none is borne."""
+        checks = [is_match for at_s, is_match in self._checks.get(policy, ()) if at_s >= since_s]
+        if not checks:
+            return None
+        bad = float(checks.count(False))
+        least = probe_samples if probe_samples is not None and not bad else 1
+        what = f"number of greedy answers that differ from baseline's, of {len(checks)},"
+        return Reading(bad, 0.5, "answers", len(checks), least, what=what)
+
+
+def worst(readings: Mapping[str, Reading | None]) -> Reading | None:
+    """The most severe of those there are."""
+    return max((r for r in readings.values() if r is not None), key=lambda r: r.severity, default=None)
