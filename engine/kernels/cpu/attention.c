@@ -12,6 +12,7 @@
 
 #include <stdlib.h>
 
+#include "attention_bf16.h"
 #include "vec.h"
 
 #define SPAN 64           /* key positions between two rescalings */
@@ -205,35 +206,90 @@ INLINE void weigh_row(float *scores, const uint32_t *masks, int subs, float *max
     *sum += sum_lanes(total);
 }
 
-INLINE void attend_span(const call *c, const tile *t, const float *query, const char *const *keys,
-                        const char *const *values, int64_t first, int64_t count, int64_t dim, int64_t type,
-                        partial *p) {
+/* Scores of all rows over a span, as floats. */
+INLINE void score_span(const float *query, int64_t rows, const char *const *keys, int64_t count, int64_t dim,
+                       int64_t type, float *scores) {
     f32x16 left[MAX_HEAD_DIM], right[MAX_HEAD_DIM];
-    float scores[MAX_TILE_ROWS * SPAN] ALIGNED;
-    const int64_t rows = t->num_tokens * c->group;
-    const int subs = (int)((count + 15) / 16);
     for (int64_t at = 0; at < count; at += 32) {
         float *to = scores + at;
+        int64_t r = 0;
         keys_to_columns(keys + at, count - at, dim, type, left);
         keys_to_columns(keys + at + 16, count - at - 16, dim, type, right);
-        int64_t r = 0;
         for (; r + 4 <= rows; r += 4) score_rows(query + r * dim, left, right, dim, 4, to + r * SPAN);
         if (rows - r == 3) score_rows(query + r * dim, left, right, dim, 3, to + r * SPAN);
         if (rows - r == 2) score_rows(query + r * dim, left, right, dim, 2, to + r * SPAN);
         if (rows - r == 1) score_rows(query + r * dim, left, right, dim, 1, to + r * SPAN);
     }
+}
+
+INLINE void add_span(const float *weights, int64_t rows, const char *const *values, int64_t count, int64_t dim,
+                     int64_t type, float *acc) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) add_values_all(weights + r * SPAN, values, count, dim, type, 4, acc + r * dim);
+    if (rows - r == 3) add_values_all(weights + r * SPAN, values, count, dim, type, 3, acc + r * dim);
+    if (rows - r == 2) add_values_all(weights + r * SPAN, values, count, dim, type, 2, acc + r * dim);
+    if (rows - r == 1) add_values_all(weights + r * SPAN, values, count, dim, type, 1, acc + r * dim);
+}
+
+#if !HAS_BF16_PAIRS
+#define score_span_pairs(query, rows, keys, count, dim, scores) ((void)0)
+#define add_span_pairs(weights, rows, values, count, dim, acc) ((void)0)
+#else
+
+INLINE void score_span_pairs(const float *query, int64_t rows, const char *const *keys, int64_t count, int64_t dim,
+                             float *scores) {
+    i32x16 left[MAX_HEAD_DIM / 2], right[MAX_HEAD_DIM / 2];
+    uint16_t q[MAX_TILE_ROWS * MAX_HEAD_DIM] ALIGNED;
+    round_to_bf16(query, rows * dim, q);
+    for (int64_t at = 0; at < count; at += 32) {
+        float *to = scores + at;
+        int64_t r = 0;
+        key_pairs_to_columns(keys + at, count - at, dim, left);
+        key_pairs_to_columns(keys + at + 16, count - at - 16, dim, right);
+        for (; r + 4 <= rows; r += 4) score_row_pairs(q + r * dim, left, right, dim, 4, SPAN, to + r * SPAN);
+        if (rows - r == 3) score_row_pairs(q + r * dim, left, right, dim, 3, SPAN, to + r * SPAN);
+        if (rows - r == 2) score_row_pairs(q + r * dim, left, right, dim, 2, SPAN, to + r * SPAN);
+        if (rows - r == 1) score_row_pairs(q + r * dim, left, right, dim, 1, SPAN, to + r * SPAN);
+    }
+}
+
+INLINE void add_row_pairs(const uint16_t *weights, const char *const *values, int64_t count, int64_t dim, int rows,
+                          float *acc) {
+    int64_t d = 0;
+    for (; d + 64 <= dim; d += 64) add_value_pairs(weights, values, count, dim, d, 2, rows, SPAN, acc);
+    if (d < dim) add_value_pairs(weights, values, count, dim, d, 1, rows, SPAN, acc);
+}
+
+INLINE void add_span_pairs(const float *weights, int64_t rows, const char *const *values, int64_t count, int64_t dim,
+                           float *acc) {
+    uint16_t w[MAX_TILE_ROWS * SPAN] ALIGNED;
+    int64_t r = 0;
+    round_to_bf16(weights, rows * SPAN, w);
+    for (; r + 4 <= rows; r += 4) add_row_pairs(w + r * SPAN, values, count, dim, 4, acc + r * dim);
+    if (rows - r == 3) add_row_pairs(w + r * SPAN, values, count, dim, 3, acc + r * dim);
+    if (rows - r == 2) add_row_pairs(w + r * SPAN, values, count, dim, 2, acc + r * dim);
+    if (rows - r == 1) add_row_pairs(w + r * SPAN, values, count, dim, 1, acc + r * dim);
+}
+
+#endif
+
+INLINE void attend_span(const call *c, const tile *t, const float *query, const char *const *keys,
+                        const char *const *values, int64_t first, int64_t count, int64_t dim, int64_t type,
+                        partial *p) {
+    float scores[MAX_TILE_ROWS * SPAN] ALIGNED;
+    const int64_t rows = t->num_tokens * c->group;
+    const int subs = (int)((count + 15) / 16);
+    const int has_pairs = HAS_BF16_PAIRS && type == TYPE_BF16 && dim % 32 == 0;
+    if (has_pairs) score_span_pairs(query, rows, keys, count, dim, scores);
+    else score_span(query, rows, keys, count, dim, type, scores);
     for (int64_t token = 0, r = 0; token < t->num_tokens; token++) {
         uint32_t masks[SPAN / 16];
         for (int i = 0; i < subs; i++) masks[i] = sees(c->batch, t->sequence, t->first_token + token, first + i * 16);
         for (int64_t g = 0; g < c->group; g++, r++)
             weigh_row(scores + r * SPAN, masks, subs, &p->max[r], &p->sum[r], p->acc + r * dim, dim);
     }
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4)
-        add_values_all(scores + r * SPAN, values, count, dim, type, 4, p->acc + r * dim);
-    if (rows - r == 3) add_values_all(scores + r * SPAN, values, count, dim, type, 3, p->acc + r * dim);
-    if (rows - r == 2) add_values_all(scores + r * SPAN, values, count, dim, type, 2, p->acc + r * dim);
-    if (rows - r == 1) add_values_all(scores + r * SPAN, values, count, dim, type, 1, p->acc + r * dim);
+    if (has_pairs) add_span_pairs(scores, rows, values, count, dim, p->acc);
+    else add_span(scores, rows, values, count, dim, type, p->acc);
 }
 
 /* One chunk of keys against one tile of queries. */

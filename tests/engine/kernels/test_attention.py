@@ -95,11 +95,14 @@ def test_attention_equals_reference(name: str, dtype: torch.dtype, case: dict[st
     keys = torch.randn(shape, generator=generator).to(dtype)
     values = torch.randn(shape, generator=generator).to(dtype)
     heads = case["num_kv_heads"] * case["group"]
-    query = 2 * torch.randn(len(batch.slots), heads, case["head_dim"], generator=generator)
+    query = 2 * torch.randn(len(batch.slots), heads, case["head_dim"], generator=generator).to(dtype).float()
     scale = case["head_dim"] ** -0.5
     expected = reference.paged_attention(query, keys, values, batch, scale)
     got = attend(name, query, keys, values, batch, scale)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
+    # With keys in bfloat16, query and weights may be rounded to it too.
+    tolerance = {"rtol": 1e-4, "atol": 2e-5} if dtype == torch.float32 else {"rtol": 0, "atol": 3e-2}
+    torch.testing.assert_close(got, expected, **tolerance)
+    assert (got - expected).abs().mean() < 2e-3
 
 
 @needs_c
