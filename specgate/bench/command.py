@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ARMS = "auto,baseline,ngram,draft"
 DEFAULT_OUT = Path("out/bench")
+SHIPPED = "(shipped)"
 _Item = TypeVar("_Item")
 
 
@@ -54,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sweep.add_argument("--repeats", type=_positive_int, default=1, metavar="N", help="of everything")
     _add_common(sweep, DEFAULT_OUT)
     _add_capacity(sweep)
+
+    replay = benches.add_parser("replay", help="a load trace, or a workload that shifts every minute")
+    _add_replay(replay)
+    _add_common(replay, DEFAULT_OUT)
+    _add_capacity(replay)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,7 +114,54 @@ async def _sweep(args: argparse.Namespace, clock: Any, meter: Any) -> Any:
     return await run_sweep(_options(args, args.arms), sweep, clock, meter)
 
 
-_BENCHES: dict[str, Callable[..., Any]] = {"run": _run, "sweep": _sweep}
+async def _replay(args: argparse.Namespace, clock: Any, meter: Any) -> Any:
+    from specgate.bench.client import BenchError
+    from specgate.bench.replay import Replay, load_shift, run_replay, run_shift
+
+    options = _options(args, args.arms)
+    if args.shift is not None:
+        shift = load_shift(None if args.shift == SHIPPED else Path(args.shift))
+        shift = replace(shift, trace=args.trace, repeats=args.repeats)
+        if args.window is not None:
+            shift = replace(shift, segment_s=args.window)
+        return await run_shift(options, shift, clock, meter)
+    if args.trace is None:
+        raise BenchError("replay needs --trace FILE or --shift")
+    replay = Replay(
+        trace=args.trace,
+        stretch=args.stretch,
+        start_s=args.start,
+        duration_s=args.duration,
+        window_s=args.window or 60.0,
+        max_output_tokens=args.max_tokens,
+        jitter_s=args.jitter,
+        repeats=args.repeats,
+    )
+    return await run_replay(options, replay, clock, meter)
+
+
+_BENCHES: dict[str, Callable[..., Any]] = {"run": _run, "sweep": _sweep, "replay": _replay}
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--arms", type=_names, default=_names(DEFAULT_ARMS), help=f"default {DEFAULT_ARMS}")
+    add(
+        "--trace", type=Path, metavar="FILE",
+        help="JSONL of arrival_s, input_tokens, output_tokens; with --shift it gives arrivals their bursts",
+    )  # fmt: skip
+    add(
+        "--shift", nargs="?", const=SHIPPED, metavar="FILE",
+        help="instead: a YAML schedule of task mixes and rates; without FILE the shipped one",
+    )  # fmt: skip
+    add("--stretch", type=_positive, default=1.0, metavar="F", help="4 replays four times slower")
+    add("--start", type=_not_negative, default=0.0, metavar="SECONDS", help="where to begin, once stretched")
+    add("--duration", type=_positive, default=300.0, metavar="SECONDS", help="how much of it (default 300)")
+    add("--window", type=_positive, metavar="SECONDS", help="arms take turns in windows (default 60)")
+    add(
+        "--jitter", type=_not_negative, default=0.0, metavar="SECONDS", help="for arrivals that come in steps"
+    )
+    add("--repeats", type=_positive_int, default=1, metavar="N", help="of everything")
 
 
 def _add_common(parser: argparse.ArgumentParser, out: Path | None) -> None:

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ async def describe(
             "max_model_len": fleet.max_model_len,
         },
         "drafter": _drafters(engine, fleet),
-        "precision": details.get("dtype"),
+        "precision": _precision(details),
         "engine": details,
         "sampling": {name: dict(SAMPLINGS[name]) for name in samplings},
         "data": {
@@ -67,6 +67,14 @@ async def describe(
     }
     notes = [IMPOSED_NOTE] if options.imposed else []
     return out | {"notes": notes}
+
+
+def _precision(details: Mapping[str, Any]) -> str | None:
+    """What `auto` came to, as the engine chooses it."""
+    dtype = details.get("dtype")
+    if dtype != "auto":
+        return dtype
+    return "float32 (auto)" if details.get("device") == "cpu" else "bfloat16 (auto)"
 
 
 def _engine_config(options: ServerOptions) -> EngineConfig | None:

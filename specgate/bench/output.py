@@ -9,8 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from specgate.bench.page import write_page
+from specgate.bench.png import write_pngs
 from specgate.bench.report import write_json, write_records
 from specgate.bench.runner import Measured
+from specgate.bench.text import percent
 
 MIN_WIDTH = 118
 COLUMNS = (
@@ -29,11 +32,18 @@ def write_all(
     _print_verdict(console, document)
     if out is None:
         return
-    paths = [write_json(document, out)]
+    paths = [write_json(document, out), write_page(document, out)]
     if with_records:
         paths.append(write_records(measured, out))
-    for path in paths:
+    pngs = write_pngs(document, out)
+    for path in [*paths, *(pngs or ())]:
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    if pngs is None:
+        console.print(
+            "no PNG files: matplotlib is not installed (pip install 'specgate-gateway[bench]'); "
+            "the HTML page has all plots",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def _print_rows(console: Console, document: Mapping[str, Any]) -> None:
@@ -74,14 +84,6 @@ def _print_verdict(console: Console, document: Mapping[str, Any]) -> None:
             f"{percent(entry['regret'])}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
-
-
-def percent(interval: Mapping[str, float | None]) -> str:
-    """A relative difference with its interval: "+1.2 % (-0.4 to +2.9)"."""
-    if interval.get("value") is None:
-        return "-"
-    value, low, high = (100 * (interval[name] or 0.0) for name in ("value", "low", "high"))
-    return f"{value:+.1f} % ({low:+.1f} to {high:+.1f})"
 
 
 def _number(value: float | None, digits: int = 0) -> str:

@@ -14,7 +14,7 @@ from specgate.bench.record import Record
 from specgate.bench.regret import regret
 from specgate.bench.runner import Cell, Measured
 from specgate.bench.stats import percentiles
-from specgate.bench.summary import rates, summarise
+from specgate.bench.summary import acceptance_per_position, rates, summarise
 
 JSON_NAME, HTML_NAME = "report.json", "report.html"
 
@@ -29,6 +29,7 @@ def build_report(
         "meta": {**meta, "arms": list(arms), "client": {"send_lag_ms": percentiles(lags)}},
         "rows": [_row(cell, arm, measured, slo) for cell in measured.cells() for arm in arms],
         "regret": regret(measured, arms),
+        "acceptance": {arm: _acceptance(measured, arm) for arm in arms},
         "latency_model": {"r2": None, "mape": None},
     }
 
@@ -56,6 +57,17 @@ def _row(cell: Cell, arm: str, measured: Measured, slo: Slo) -> dict[str, Any]:
 def _by_task(records: Sequence[Record], baseline: Mapping[str, Record]) -> dict[str, Any]:
     tasks = sorted({record.task for record in records})
     return {task: summarise([r for r in records if r.task == task], baseline) for task in tasks}
+
+
+def _acceptance(measured: Measured, arm: str) -> dict[str, list[float]]:
+    """By task, over all cells: survival by draft position, of requests decided for the arm itself."""
+    own = [sample.record for sample in measured.samples if sample.record.arm == arm]
+    out = {}
+    for task in sorted({record.task for record in own}):
+        found = acceptance_per_position(record for record in own if record.task == task)
+        if arm in found:
+            out[task] = found[arm]
+    return out
 
 
 async def latency_model(fleet: Fleet) -> dict[str, Any]:
