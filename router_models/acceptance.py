@@ -174,6 +174,15 @@ class Acceptance:
         path = [(x.policy, "", ""), (x.policy, "", x.band)]
         return path if x.task is None else [*path, (x.policy, x.task, x.band)]
 
+    def keys(self) -> list[AcceptanceKey]:
+        """Everything with evidence of its own; without a task: the policy's average in a band."""
+        return [AcceptanceKey(p, task or None, band) for p, task, band in self._cells if band]
+
+    def num_steps(self, policy: str) -> float:
+        """Granted target steps that `policy` was seen in, whatever the task; faded."""
+        cell = self._cells.get((policy, "", ""))
+        return cell.steps if cell is not None else 0.0
+
     def _belief(self, x: AcceptanceKey) -> _Belief:
         belief = _PRIOR
         for weight, name in zip(_LEVEL_STEPS, self._path(x), strict=False):

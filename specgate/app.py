@@ -24,6 +24,7 @@ from specgate.errors import Draining
 from specgate.estimate import Estimator, StructuralEstimator
 from specgate.gateway import GATEWAY, Gateway
 from specgate.learning import Learner
+from specgate.learning_loop import LearningLoop
 from specgate.load import LoadMeter
 from specgate.pipeline import Pipeline, ServedModel, Switches, Telemetry
 from specgate.telemetry.decision_log import DecisionLog
@@ -50,20 +51,25 @@ def build_app(
     To notice clients that go away before their answer, serve it by `make_runner`.
     """
     clock = clock or SystemClock()
-    models = {}
+    models: dict[str, ServedModel] = {}
+    switches = Switches()
+    metrics = Metrics(registry or CollectorRegistry(), _live_reader(models, ProcessReader(clock)))
+    loops = []
     for model in config.models:
-        backend = backends[model.id] if backends is not None else _build_backend(model, clock)
+        learner = Learner(config.policy, config.learning, metrics.erred)
+        loop = LearningLoop(model, learner, config.learning, metrics, clock)
+        sweep_s = 0.0 if loop.has_latency_model else config.learning.sweep_s
+        backend = backends[model.id] if backends is not None else _build_backend(model, clock, sweep_s)
+        loop.attach(backend)
+        loops.append(loop)
+        backend.on_step(metrics.stepped)
         models[model.id] = ServedModel(
             id=model.id,
             backend=backend,
             admission=Admission(config.admission, clock),
             meter=LoadMeter(clock, config.policy.window_s, config.policy.min_window_samples),
-            learner=Learner(config.policy.acceptance_window, config.policy.min_acceptance_samples),
+            learner=learner,
         )
-    switches = Switches()
-    metrics = Metrics(registry or CollectorRegistry(), _live_reader(models, ProcessReader(clock)))
-    for served in models.values():
-        served.backend.on_step(metrics.stepped)
     log = DecisionLog(config.decision_log, clock)
     gateway = Gateway(
         config=config,
@@ -82,6 +88,7 @@ def build_app(
         switches=switches,
         metrics=metrics,
         log=log,
+        learning=tuple(loops),
         started_s=clock.monotonic(),
     )
     keys = KeyCheck(config.auth, config.server.host)
@@ -177,13 +184,17 @@ async def _run_backends(app: web.Application) -> AsyncIterator[None]:
     gateway = app[GATEWAY]
     for model in gateway.models.values():
         await model.backend.start()
+    for loop in gateway.learning:
+        loop.start()
     yield
+    for loop in gateway.learning:
+        await loop.stop()
     for model in gateway.models.values():
         await model.backend.stop()
     gateway.log.close()
 
 
-def _build_backend(model: ModelConfig, clock: Clock) -> Backend:
+def _build_backend(model: ModelConfig, clock: Clock, sweep_s: float) -> Backend:
     if model.backend == "fake":
         return FakeBackend(model.id, model.fake or FakeConfig(), clock)
     from specgate.backends.embedded.backend import EmbeddedBackend, EmbeddedConfig
@@ -192,7 +203,8 @@ def _build_backend(model: ModelConfig, clock: Clock) -> Backend:
     supervision = Supervision(
         load_timeout_s=model.supervision.load_timeout_s, hang_timeout_s=model.supervision.hang_timeout_s
     )
-    return EmbeddedBackend(EmbeddedConfig(model.id, model.engine or EngineConfig(), supervision), clock)
+    engine = model.engine or EngineConfig()
+    return EmbeddedBackend(EmbeddedConfig(model.id, engine, supervision, sweep_s=sweep_s), clock)
 
 
 def _live_reader(models: Mapping[str, ServedModel], process: ProcessReader) -> Callable[[], LiveReadings]:

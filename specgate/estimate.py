@@ -1,4 +1,4 @@
-"""The first honest estimate of a request's task and answer length: a few structural rules.
+"""The first honest estimate of a request's task: a few structural rules.
 
 Every rule that applies adds points to a task; probabilities are a softmax of the points. Only the
 instruction (the last user message, or its two ends when it is long) is searched for verbs, so
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from specgate.types import TASKS, GenerationRequest, LengthEstimate, RequestOutcome, TaskEstimate
+from specgate.types import TASKS, GenerationRequest, TaskEstimate
 
 _END_CHARS = 400  # how much of each end of a long message is taken for the instruction
 _FENCE = re.compile(r"```|~~~")
@@ -23,7 +23,6 @@ _CODE_LINE = re.compile(
     r"#include|const |let |var |@\w+|}\s*$|\S.*[;{]\s*$)",
     re.MULTILINE,
 )
-_HAN = re.compile(r"[\u4e00-\u9fff]")
 
 
 def _words(english: str, chinese: str) -> re.Pattern[str]:
@@ -86,21 +85,6 @@ _VERBS: tuple[tuple[str, float, re.Pattern[str]], ...] = (
     ),
 )  # fmt: skip
 
-_TYPICAL_TOKENS: dict[str, tuple[float, float]] = {
-    "document_qa": (65, 220), "summarization": (80, 260), "code_edit": (130, 480),
-    "code_completion": (80, 360), "chat": (240, 620), "reasoning": (110, 350),
-    "translation": (50, 220), "tool_call": (55, 150), "creative_writing": (340, 1100),
-}  # fmt: skip
-"""Median and 90th percentile of answers by task: a prior, until lengths are learned from traffic."""
-
-_ASKED_LENGTH = re.compile(r"(\d{2,5})\s*[- ]?\s*(words?\b|字|词)", re.IGNORECASE)
-_SHORT_ANSWER = re.compile(
-    r"\b(?:in one (?:word|sentence)|one-word|yes or no|briefly)\b|一句话|简短|简要|只回答",
-    re.IGNORECASE,
-)
-_TOKENS_PER_UNIT = {"字": 0.8, "词": 1.2}  # of an English word: 1.35
-
-
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """What the rules look at."""
@@ -119,14 +103,6 @@ class Estimator(Protocol):
         """The task, with a probability for each. An override is certain."""
         ...
 
-    def length(self, request: GenerationRequest, task: TaskEstimate, max_tokens: int) -> LengthEstimate:
-        """Quantiles of the answer in tokens, never above `max_tokens`."""
-        ...
-
-    def learn(self, outcome: RequestOutcome) -> None:
-        """A finished request."""
-        ...
-
 
 class StructuralEstimator:
     """The rules of this file. They do not learn."""
@@ -143,27 +119,6 @@ class StructuralEstimator:
         probabilities = {task: math.exp(p) / total for task, p in points.items()}
         label = max(TASKS, key=lambda task: probabilities[task])
         return TaskEstimate(label, probabilities[label], probabilities)
-
-    def length(self, request: GenerationRequest, task: TaskEstimate, max_tokens: int) -> LengthEstimate:
-        """Quantiles of the answer in tokens, never above `max_tokens` nor below `min_tokens`."""
-        p50 = sum(task.probabilities[t] * _TYPICAL_TOKENS[t][0] for t in TASKS)
-        p90 = sum(task.probabilities[t] * _TYPICAL_TOKENS[t][1] for t in TASKS)
-        if task.label in ("code_edit", "translation"):  # the answer is about as long as what it works on
-            size = _size_tokens(_shape(request).text)
-            p50, p90 = 0.5 * (p50 + size), 0.5 * (p90 + 1.5 * size)
-        instruction = _shape(request).instruction
-        if asked := _ASKED_LENGTH.search(instruction):
-            wanted = int(asked[1]) * _TOKENS_PER_UNIT.get(asked[2], 1.35)
-            p50, p90 = wanted, 1.4 * wanted
-        elif _SHORT_ANSWER.search(instruction):
-            p50, p90 = min(p50, 30.0), min(p90, 80.0)
-        if request.sampling.ignore_eos:
-            p50 = p90 = float(max_tokens)
-        low = float(min(request.sampling.min_tokens, max_tokens))
-        return LengthEstimate(*(min(float(max_tokens), max(low, 1.0, value)) for value in (p50, p90)))
-
-    def learn(self, outcome: RequestOutcome) -> None:
-        """Rules stay as they are."""
 
 
 def _points(request: GenerationRequest) -> Iterator[tuple[str, float]]:
@@ -219,10 +174,3 @@ def _shape(request: GenerationRequest) -> _Shape:
         has_fence=bool(_FENCE.search(sample)),
         is_raw=request.messages is None,
     )
-
-
-def _size_tokens(text: str) -> float:
-    """About 4 characters a token, but Chinese characters are most of a token each."""
-    sample = text[:20_000]
-    han = len(_HAN.findall(sample))
-    return (0.8 * han + (len(sample) - han) / 4) * (len(text) / max(1, len(sample)))

@@ -10,6 +10,7 @@ from aiohttp import web
 from specgate.api.parse import Parser
 from specgate.clock import Clock
 from specgate.config import Config
+from specgate.learning_loop import LearningLoop
 from specgate.pipeline import Pipeline, ServedModel, Switches
 from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.metrics import Metrics
@@ -27,6 +28,7 @@ class Gateway:
     switches: Switches
     metrics: Metrics
     log: DecisionLog
+    learning: tuple[LearningLoop, ...]
     started_s: float
 
     def missing(self) -> dict[str, str]:

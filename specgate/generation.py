@@ -12,6 +12,7 @@ from engine.types import PolicyAssignment, SequenceStats
 from specgate.backends.base import Backend
 from specgate.clock import Clock
 from specgate.errors import ApiError, DeadlineExceeded, InternalError
+from specgate.policy.reasons import Reason
 from specgate.types import (
     Decision,
     Delta,
@@ -209,10 +210,16 @@ class Generation:
         return self._backend.generate(
             prompt.request,
             prompt.prepared,
-            PolicyAssignment(decision.policy, decision.num_speculative_tokens, decision.is_exact),
+            PolicyAssignment(
+                decision.policy,
+                decision.num_speculative_tokens,
+                is_exact=decision.is_exact,
+                is_pinned=decision.reason == Reason.OVERRIDE,
+                hold_steps=decision.hold_steps,
+            ),
             index=index,
             max_tokens=prompt.max_tokens,
-            label=decision.task.label,
+            label="" if decision.task.is_mixed else decision.task.label,
         )
 
 

@@ -112,7 +112,8 @@ class Pipeline:
                     await stack.enter_async_context(model.admission.slot(_num_answers(request)))  # 2
                     times = Times(arrival_s, self._clock.monotonic(), ends_at)
                     prompts = await self._encode(model, request)  # 3
-                decision = self.decide(model, request)  # 4, 5
+                decision = self.decide(model, request, len(prompts[0].prepared.token_ids))  # 4, 5
+                model.learner.decided(decision)
                 generation = Generation(request, decision, prompts, model.backend, times, self._clock)  # 6
                 self._running.add(generation)
                 try:
@@ -141,25 +142,38 @@ class Pipeline:
         for generation in self._running:
             generation.cut_off(error)
 
-    def decide(self, model: ServedModel, request: GenerationRequest) -> Decision:
+    def decide(self, model: ServedModel, request: GenerationRequest, num_prompt_tokens: int) -> Decision:
         """Steps 4 and 5: also what /admin/explain shows. Runs nothing."""
-        card = model.backend.card
-        room = request.sampling.max_tokens  # 2**31 - 1 if the caller gave no limit
+        card, learner, sampling = model.backend.card, model.learner, request.sampling
+        room = sampling.max_tokens  # 2**31 - 1 if the caller gave no limit
         if not request.has_explicit_max_tokens and card.max_model_len:
-            room = card.max_model_len
+            room = max(card.max_model_len - num_prompt_tokens, 1)
         task = self._estimator.task(request)
+        load = model.meter.view(model.admission, model.backend.load())
         facts = Facts(
             task=task,
-            length=self._estimator.length(request, task, room),
-            load=model.meter.view(model.admission, model.backend.load()),
+            length=learner.length(request, task, num_prompt_tokens, room),
+            load=load,
             methods=card.methods,
-            acceptance_p50=model.learner.acceptance_p50(task.label),
+            num_prompt_tokens=num_prompt_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            known=learner.experience(task, num_prompt_tokens, load),
             overrides=request.overrides,
             forced=self.switches.forced_policy,
-            baseline_only=("echo with logprobs",) if request.sampling.has_prompt_logprobs else (),
+            baseline_only=("echo with logprobs",) if sampling.has_prompt_logprobs else (),
             unsupported=request.unsupported,
         )
         return decide(facts, self._policy)
+
+    async def explain(self, model: ServedModel, request: GenerationRequest) -> Decision:
+        """What would be decided now. The prompt is encoded if it can be, else its length is guessed."""
+        try:
+            single = replace(request, more_prompts=()) if request.more_prompts else request
+            num_prompt_tokens = len((await model.backend.prepare(single)).token_ids)
+        except ApiError:
+            num_prompt_tokens = max(1, len(request.user_text) // 4)
+        return self.decide(model, request, num_prompt_tokens)
 
     def find(self, model_id: str) -> ServedModel:
         """The model of that name. Raises NotFound naming those there are."""
@@ -218,7 +232,6 @@ class Pipeline:
         self._log.add(outcome)
         model.meter.waited(outcome.timings.queue_wait_s)
         model.learner.learn(outcome)
-        self._estimator.learn(outcome)
 
     def _count_undecided(self, request: GenerationRequest, error: BaseException) -> None:
         model = request.model if request.model in self.models else "none"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.types import PolicyChange, SamplingParams, SequenceStats
+from router_models.request_text import content_text
 
 TASKS = (
     "document_qa",
@@ -68,6 +69,14 @@ class GenerationRequest:
     unsupported: tuple[str, ...] = ()
     tenant: str = ""  # whose request: name of the API key, else ""
     priority: int = 0
+
+    @property
+    def user_text(self) -> str:
+        """What was asked: the last user message, or the raw prompt where it is text."""
+        if self.messages is None:
+            return self.prompt if isinstance(self.prompt, str) else ""
+        asked = (m.get("content") for m in reversed(self.messages) if m.get("role") == "user")
+        return content_text(next(asked, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +164,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TaskEstimate:
-    """The task label with a probability for each of `TASKS`. `label` may be "chat" with low
-    confidence; `confidence` tells."""
+    """The task label with a probability for each of `TASKS`. `is_mixed`: too uncertain to be acted
+    upon as that task."""
 
     label: str
     confidence: float
     probabilities: dict[str, float] = field(default_factory=dict)
+    is_mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +195,8 @@ class Decision:
     predicted: Prediction = field(default_factory=Prediction)
     candidates: tuple[Candidate, ...] = ()
     arm: str | None = None
+    hold_steps: int = 0  # target steps during which the engine's planner must follow it
+    explore_cost_s: float = 0.0  # what an exploration is expected to cost
 
 
 @dataclass(frozen=True, slots=True)

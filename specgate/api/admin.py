@@ -55,7 +55,7 @@ def _model_state(gateway: Gateway, model: ServedModel) -> dict[str, Any]:
         "engine": asdict(engine),
         "guards": _guards(gateway, load),
         "acceptance": [asdict(reading) for reading in model.learner.acceptance()],
-        "latency_model": None,
+        "latency_model": model.learner.report(load.requests_per_s),
     }
 
 
@@ -91,7 +91,7 @@ async def explain(http: web.Request) -> web.Response:
         model = gateway.pipeline.find(request.model)
     except ApiError as error:
         return json_response(_refused(gateway, body, error))
-    decision = gateway.pipeline.decide(model, request)
+    decision = await gateway.pipeline.explain(model, request)
     entry = decision_entry(decision)
     if request.unsupported:
         entry["policy"] = None

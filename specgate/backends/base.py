@@ -83,6 +83,10 @@ class Backend(Protocol):
         """Policies that may not draft: running requests follow at their next step. Replaces the list before."""
         ...
 
+    def push_snapshot(self, state: dict[str, Any]) -> None:
+        """Fresh model state (`policy.view.ModelView.to_wire`) for whoever plans steps."""
+        ...
+
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         """Every engine step's record, in order; none for backends that cannot see steps."""
         ...

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 from engine.stats import SequenceCounters
 from engine.types import (
@@ -124,6 +125,9 @@ class FakeBackend:
 
     def set_shut(self, entries: tuple[Shut, ...]) -> None:
         self._shut = ShutList(entries)
+
+    def push_snapshot(self, state: dict[str, Any]) -> None:
+        """Nobody plans steps here: the script does."""
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         self._listeners.append(listener)

@@ -1,6 +1,7 @@
 """Which policy a request runs under, and why. Pure: facts and rules in, decision out.
 
-Precedence: kill switch > parameters that speculation cannot serve > override > load guards > rules.
+Precedence: kill switch > parameters that speculation cannot serve > memory and drafter-error guards
+> override > load limits > other guards > what is predicted to be best.
 """
 
 from __future__ import annotations
@@ -9,11 +10,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.types import BASELINE
+from router_models.types import Quantiles
 from specgate.config.schema import PolicyConfig
 from specgate.policy.reasons import Reason
+from specgate.policy.rules import rule_policy, rule_refusal
+from specgate.policy.score import Option, Scoring, exploration, options_of, why_not_best
+from specgate.policy.shut import Shut
+from specgate.policy.view import ModelView
 from specgate.types import Candidate, Decision, LengthEstimate, LoadView, Overrides, Prediction, TaskEstimate
 
-NGRAM, DRAFT = "ngram", "draft"
+SHORT_TOKENS = 3.0  # answers that are this short with 90 % are over before a drafter has paid
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What was learned of the served model, and what trying more may cost."""
+
+    view: ModelView = field(default_factory=ModelView)
+    ttft: Quantiles | None = None  # in seconds; None: not learned yet
+    acceptance_p50: Mapping[str, float] = field(default_factory=dict)  # by method, for this task
+    incumbent: str | None = None  # the policy last chosen for this task
+    explore_credit_s: float = 0.0
+    min_steps: int = 40  # decode steps before predictions are believed
+    min_drafting_steps: int = 32  # granted steps before a drafter is judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +43,13 @@ class Facts:
     length: LengthEstimate
     load: LoadView
     methods: Mapping[str, int]  # loaded methods and their default depth; baseline is not listed
-    acceptance_p50: Mapping[str, float] = field(
-        default_factory=dict
-    )  # by method, for this task; absent: no data
+    num_prompt_tokens: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    known: Experience = field(default_factory=Experience)
     overrides: Overrides = field(default_factory=Overrides)
     forced: str | None = None  # the kill switch
+    shut: Mapping[str, Shut] = field(default_factory=dict)  # by policy: what the guards have closed
     baseline_only: tuple[str, ...] = ()  # parameters of the request that speculation cannot serve
     unsupported: tuple[str, ...] = ()  # parameters nothing can generate with: the request will be refused
 
@@ -38,28 +59,41 @@ class _Choice:
     policy: str
     reason: Reason
     closed: str  # why the other candidates are closed
+    is_preference: bool = False  # nothing forbids the others
+    hold_steps: int = 0
+    explore_cost_s: float = 0.0
 
 
 def decide(facts: Facts, rules: PolicyConfig) -> Decision:
     """The policy for one request. Total: there is always an answer, and a reason for it."""
+    scoring = _scoring(facts, rules)
+    options = options_of(scoring)
     choice = (
         _forced(facts)
         or _parameters(facts)
         or _override(facts)
-        or _load(facts.load, rules)
+        or _limits(facts, rules)
+        or _short(facts)
         or _rule(facts, rules)
+        or _best(facts, rules, scoring, options)
     )
-    depth = _depth(choice.policy, facts)
+    depth = _depth(choice.policy, facts, options)
+    chosen = options.get(choice.policy)
+    predicted = chosen.forecast.predicted if chosen is not None and chosen.forecast is not None else None
     return Decision(
         policy=choice.policy,
         reason=choice.reason.value,
         num_speculative_tokens=depth,
-        is_exact=_is_exact(choice, facts),
+        is_exact=_is_exact(choice, facts, rules),
         task=facts.task,
         length=facts.length,
         load=facts.load,
-        predicted=Prediction(output_tokens=facts.length.p50),
-        candidates=tuple(_candidate(p, choice, facts, rules) for p in (BASELINE, *facts.methods)),
+        predicted=predicted or Prediction(output_tokens=facts.length.p50),
+        candidates=tuple(
+            _candidate(policy, choice, facts, rules, options) for policy in (BASELINE, *facts.methods)
+        ),
+        hold_steps=choice.hold_steps,
+        explore_cost_s=choice.explore_cost_s,
     )
 
 
@@ -69,6 +103,32 @@ def unknown_policy(overrides: Overrides, methods: Mapping[str, int]) -> str | No
         return None
     loaded = ", ".join(("auto", BASELINE, *methods))
     return f"policy {overrides.policy!r} is not loaded; loaded: {loaded}."
+
+
+def is_cold(known: Experience) -> bool:
+    """True while too few steps were seen for predictions to mean anything."""
+    step = known.view.step
+    return step is None or step.num_steps < known.min_steps
+
+
+def _scoring(facts: Facts, rules: PolicyConfig) -> Scoring:
+    asked, load = facts.overrides, facts.load
+    return Scoring(
+        view=facts.known.view,
+        task=None if facts.task.is_mixed else facts.task.label,
+        temperature=facts.temperature,
+        top_p=facts.top_p,
+        prompt_tokens=facts.num_prompt_tokens,
+        output_tokens=facts.length.p50,
+        batch=1 + load.num_running + load.num_waiting,
+        ttft=facts.known.ttft,
+        methods=facts.methods,
+        fixed_depth=asked.num_speculative_tokens,
+        min_drafting_steps=facts.known.min_drafting_steps,
+        objective=asked.objective or rules.objective,
+        slo_ttft_ms=asked.slo_ttft_ms if asked.slo_ttft_ms is not None else rules.slo_ttft_ms,
+        slo_tpot_ms=asked.slo_tpot_ms if asked.slo_tpot_ms is not None else rules.slo_tpot_ms,
+    )
 
 
 def _forced(facts: Facts) -> _Choice | None:
@@ -90,10 +150,17 @@ def _override(facts: Facts) -> _Choice | None:
         asked = BASELINE
     if asked is None or unknown_policy(facts.overrides, facts.methods):
         return None
+    shut = facts.shut.get(asked)
+    if shut is not None and shut.is_hard:
+        return _Choice(BASELINE, shut.reason, f"{shut.reason}: {shut.why}")
     return _Choice(asked, Reason.OVERRIDE, f"override: {asked} was asked for")
 
 
-def _load(load: LoadView, rules: PolicyConfig) -> _Choice | None:
+def _limits(facts: Facts, rules: PolicyConfig) -> _Choice | None:
+    """The two crude limits: for want of a model that knows what each policy costs at this load."""
+    if rules.router == "model" and not rules.limits_always and not is_cold(facts.known):
+        return None
+    load = facts.load
     wait, wait_limit = load.queue_wait_p95_ms, rules.max_queue_wait_p95_ms
     if wait is not None and wait_limit is not None and wait > wait_limit:
         closed = f"queue_wait_guard: queue wait p95 {wait:.0f} ms is above {wait_limit:.0f} ms"
@@ -105,68 +172,99 @@ def _load(load: LoadView, rules: PolicyConfig) -> _Choice | None:
     return None
 
 
-def _rule(facts: Facts, rules: PolicyConfig) -> _Choice:
-    for policy in (NGRAM, DRAFT):
-        if _rule_refusal(policy, facts, rules) is None:
-            return _Choice(policy, Reason.RULE, f"rule: {policy} was chosen")
-    return _Choice(BASELINE, Reason.RULE, "rule: no method fits this request")
-
-
-def _rule_refusal(policy: str, facts: Facts, rules: PolicyConfig) -> str | None:
-    """Why the rules do not choose `policy`, or None if they do."""
-    if policy not in facts.methods:
-        return f"rule: {policy} is not loaded"
-    if policy == NGRAM:
-        if facts.task.label in rules.ngram_tasks:
-            return None
-        return f"rule: ngram is for {', '.join(rules.ngram_tasks)}; this is {facts.task.label}"
-    if policy == DRAFT:
-        if facts.length.p50 <= rules.draft_min_output_tokens:
-            return (
-                f"rule: draft needs more than {rules.draft_min_output_tokens} expected tokens; "
-                f"expected are {facts.length.p50:.0f}"
-            )
-        acceptance = facts.acceptance_p50.get(DRAFT)
-        if acceptance is None:
-            return f"rule: no acceptance of draft on {facts.task.label} was measured yet"
-        if acceptance <= rules.draft_min_acceptance:
-            return f"rule: acceptance p50 {acceptance:.2f} is not above {rules.draft_min_acceptance}"
+def _short(facts: Facts) -> _Choice | None:
+    if facts.length.p90 > SHORT_TOKENS:
         return None
-    return f"rule: no rule for {policy}; ask for it by name"
+    closed = f"short_output: at most {facts.length.p90:.0f} tokens are expected (90 %)"
+    return _Choice(BASELINE, Reason.SHORT_OUTPUT, closed, is_preference=True)
 
 
-def _candidate(policy: str, choice: _Choice, facts: Facts, rules: PolicyConfig) -> Candidate:
-    """A candidate is allowed unless something forbids it. That the rules prefer another forbids
-    nothing; `why_not` then says why they do."""
+def _rule(facts: Facts, rules: PolicyConfig) -> _Choice | None:
+    """The rules, where they are asked for or nothing else is there yet."""
+    if rules.router == "model" and not is_cold(facts.known):
+        return None
+    reason = Reason.COLD_START if rules.router == "model" else Reason.RULE
+    open_methods = {m: depth for m, depth in facts.methods.items() if m not in facts.shut}
+    policy = rule_policy(facts.task, facts.length, facts.known.acceptance_p50, rules, open_methods)
+    if policy == BASELINE:
+        return _Choice(BASELINE, reason, "rule: no method fits this request", is_preference=True)
+    return _Choice(policy, reason, f"rule: {policy} was chosen", is_preference=True)
+
+
+def _best(facts: Facts, rules: PolicyConfig, scoring: Scoring, options: Mapping[str, Option]) -> _Choice:
+    """What is predicted to be best among what is allowed and known well enough."""
+    proven = {policy: option for policy, option in options.items() if option.is_proven}
+    allowed = {policy: option for policy, option in proven.items() if policy not in facts.shut}
+    best = scoring.best(allowed, facts.known.incumbent, rules.switch_margin)
+    closed = f"predicted_fastest: {best.policy}, {best.tells(scoring.objective)}"
+    may_explore = facts.overrides.explore and facts.overrides.num_speculative_tokens is None
+    if may_explore and facts.known.explore_credit_s > 0:
+        trial = exploration(
+            best,
+            [o for p, o in options.items() if p not in facts.shut],
+            scoring,
+            facts.known.explore_credit_s,
+        )
+        if trial is not None:
+            text = f"exploration: {trial.policy} is tried, too little is known of its yield"
+            return _Choice(trial.policy, Reason.EXPLORATION, text, True, trial.hold_steps, trial.cost_s)
+    wanted = scoring.best(proven, best.policy, 0.0)
+    if wanted.policy in facts.shut:
+        return _Choice(best.policy, facts.shut[wanted.policy].reason, closed, is_preference=True)
+    return _Choice(best.policy, Reason.PREDICTED_FASTEST, closed, is_preference=True)
+
+
+def _candidate(
+    policy: str, choice: _Choice, facts: Facts, rules: PolicyConfig, options: Mapping[str, Option]
+) -> Candidate:
+    """A candidate is allowed unless something forbids it. That another is preferred forbids
+    nothing; `why_not` then says why it is."""
     refused = unknown_policy(facts.overrides, facts.methods)
-    is_refused = bool(facts.unsupported) or refused is not None
+    option = options.get(policy)
+    shut = facts.shut.get(policy) if policy != choice.policy else None
+    why: str | None = choice.closed
+    is_allowed = choice.is_preference
     if facts.unsupported:
-        why: str | None = f"unsupported_params: {', '.join(facts.unsupported)}"
+        why, is_allowed = f"unsupported_params: {', '.join(facts.unsupported)}", False
     elif refused is not None:
-        why = refused
+        why, is_allowed = refused, False
     elif policy == choice.policy:
-        why = None
-    elif choice.reason is Reason.RULE and policy != BASELINE:
-        why = _rule_refusal(policy, facts, rules) or choice.closed
-    else:
-        why = choice.closed
+        why, is_allowed = None, True
+    elif shut is not None and (choice.is_preference or shut.is_hard):
+        why, is_allowed = f"{shut.reason}: {shut.why}", False
+    elif choice.reason in (Reason.RULE, Reason.COLD_START) and policy != BASELINE:
+        why = rule_refusal(
+            policy, facts.task, facts.length, facts.known.acceptance_p50, rules, facts.methods
+        ) or choice.closed  # fmt: skip
+    elif choice.reason is Reason.PREDICTED_FASTEST and option is not None:
+        why = why_not_best(option, options[choice.policy], rules.objective, choice.closed)
+    forecast = option.forecast if option is not None else None
     return Candidate(
         policy=policy,
-        num_speculative_tokens=_depth(policy, facts),
-        is_allowed=why is None or (choice.reason is Reason.RULE and not is_refused),
+        num_speculative_tokens=_depth(policy, facts, options),
+        is_allowed=is_allowed,
         why_not=why,
-        predicted=Prediction(output_tokens=facts.length.p50),
+        predicted=forecast.predicted if forecast else Prediction(output_tokens=facts.length.p50),
+        terms=forecast.terms if forecast else (),
     )
 
 
-def _depth(policy: str, facts: Facts) -> int:
+def _depth(policy: str, facts: Facts, options: Mapping[str, Option]) -> int:
     if policy == BASELINE:
         return 0
     asked = facts.overrides.num_speculative_tokens
-    return facts.methods.get(policy, 0) if asked is None else asked
+    if asked is not None:
+        return asked
+    option = options.get(policy)
+    is_auto = facts.overrides.policy is None
+    if is_auto and option is not None and option.forecast is not None and option.depth > 0:
+        return option.depth
+    return facts.methods.get(policy, 0)
 
 
-def _is_exact(choice: _Choice, facts: Facts) -> bool:
-    if choice.reason is Reason.OVERRIDE:
+def _is_exact(choice: _Choice, facts: Facts, rules: PolicyConfig) -> bool:
+    if choice.reason in (Reason.OVERRIDE, Reason.UNSUPPORTED_PARAMS):
         return True
+    if choice.reason in (Reason.QUEUE_WAIT_GUARD, Reason.LOAD_GUARD):
+        return rules.limits_always
     return choice.policy != BASELINE and facts.overrides.num_speculative_tokens is not None

@@ -43,7 +43,7 @@ _LONG_S = (
 )
 _TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 _MAX_POSITION = 15  # deeper positions share the last label
-_Series = TypeVar("_Series", Counter, Histogram)
+_Series = TypeVar("_Series", Counter, Gauge, Histogram)
 _NONE = "none"  # label of what was not decided
 
 
@@ -275,7 +275,9 @@ class Metrics:
                 self._of(self.rejections, *labels, position).inc(reached - accepted)
 
     def stepped(self, record: StepRecord) -> None:
-        """One engine step."""
+        """One engine step. Synthetic ones do not count."""
+        if record.is_warm_up:
+            return
         self._of(self.step_seconds, record.kind).observe(record.seconds)
         self.verify_seconds.inc(record.verify_s)
         self.preemptions.inc(record.num_preemptions)
@@ -291,6 +293,15 @@ class Metrics:
         self._share(record, BASELINE, max(0, record.num_tokens - drafted))
         for error in record.drafter_errors:
             self._of(self.drafter_errors, error.method, error.kind).inc()
+
+    def erred(self, model: str, seconds: float) -> None:
+        """By how much a prediction was off."""
+        self._of(self.prediction_error, model).observe(seconds)
+
+    def fitted(self, coefficients: Mapping[str, float]) -> None:
+        """The latency model as it stands."""
+        for name, value in coefficients.items():
+            self._of(self.coefficient, name).set(value)
 
     def _of(self, series: _Series, *labels: str) -> _Series:
         """The series with these labels. Remembered: looking one up costs more than counting."""

@@ -16,7 +16,7 @@ async def test_explain_says_everything_and_runs_nothing() -> None:
     async with running() as server:
         response = await server.client.post("/admin/explain", json={"model": MODEL, "messages": SUMMARY})
         body = response.json()
-        assert (body["policy"], body["reason"], body["task"]) == ("ngram", "rule", "summarization")
+        assert (body["policy"], body["reason"], body["task"]) == ("ngram", "cold_start", "summarization")
         assert set(body["task_probabilities"]) == set(TASKS)
         assert sum(body["task_probabilities"].values()) == pytest.approx(1, abs=0.01)
         assert body["output_tokens"]["p50"] <= body["output_tokens"]["p90"]
@@ -70,7 +70,7 @@ async def test_overrides_by_header_and_body_are_used_exactly() -> None:
             assert response.headers["X-SpecGate-Policy"] == policy
             assert body["num_draft_tokens"] == drafted
         body = (await server.chat(specgate={"task": "code_edit"})).json()["specgate"]
-        assert (body["task"], body["policy"], body["reason"]) == ("code_edit", "ngram", "rule")
+        assert (body["task"], body["policy"], body["reason"]) == ("code_edit", "ngram", "cold_start")
 
 
 async def test_the_kill_switch_acts_on_new_and_on_running_requests() -> None:
@@ -136,7 +136,7 @@ async def test_queue_wait_shuts_speculation_and_recovers() -> None:
         reasons = [a.json()["specgate"]["reason"] for a in answers]
         assert "queue_wait_guard" in reasons
         await asyncio.sleep(1.1)
-        assert (await server.chat(messages=SUMMARY)).json()["specgate"]["reason"] == "rule"
+        assert (await server.chat(messages=SUMMARY)).json()["specgate"]["reason"] == "cold_start"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

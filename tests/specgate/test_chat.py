@@ -19,7 +19,7 @@ async def test_whole_answer_has_text_usage_headers_and_true_counts() -> None:
         assert body["usage"]["completion_tokens"] == 7
         assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + 7
         assert response.headers["X-SpecGate-Policy"] == "ngram"
-        assert response.headers["X-SpecGate-Reason"] == "rule"
+        assert response.headers["X-SpecGate-Reason"] == "cold_start"
         assert response.headers["X-SpecGate-Task"] == "summarization"
         assert "X-SpecGate-Arm" not in response.headers
         extra = body["specgate"]

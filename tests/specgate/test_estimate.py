@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specgate.api.parse import Caller, Parser
 from specgate.config import RequestsConfig
@@ -58,21 +56,3 @@ def test_tools_raw_code_and_overrides() -> None:
     assert ESTIMATOR.task(raw).label == "code_completion"
     certain = ESTIMATOR.task(ask("hi", specgate={"task": "reasoning"}))
     assert (certain.label, certain.confidence) == ("reasoning", 1.0)
-
-
-def test_lengths_follow_what_is_asked_for() -> None:
-    def p50(text: str) -> float:
-        request = ask(text)
-        return ESTIMATOR.length(request, ESTIMATOR.task(request), 4000).p50
-
-    assert p50("Write a story of 800 words about a fox.") > 900
-    assert p50("Answer in one sentence: what is rain?") <= 30
-    assert p50("写一篇800字的作文。") == pytest.approx(640)
-
-
-@given(text=st.text(max_size=80), max_tokens=st.integers(1, 5000), min_tokens=st.integers(0, 5000))
-def test_lengths_stay_within_the_limits(text: str, max_tokens: int, min_tokens: int) -> None:
-    min_tokens = min(min_tokens, max_tokens)
-    request = ask(text, max_tokens=max_tokens, min_tokens=min_tokens)
-    estimate = ESTIMATOR.length(request, ESTIMATOR.task(request), max_tokens)
-    assert min_tokens <= estimate.p50 <= estimate.p90 <= max_tokens

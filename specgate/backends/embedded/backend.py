@@ -37,6 +37,7 @@ class EmbeddedConfig:
     model_id: str
     engine: EngineConfig
     supervision: Supervision = field(default_factory=Supervision)
+    sweep_s: float = 0.0  # how long the engine tries out step sizes before its first request
     retry_wait_s: float = 60.0  # how long a request without a first delta waits for a restarted engine
 
 
@@ -46,7 +47,7 @@ class EmbeddedBackend:
     def __init__(self, config: EmbeddedConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._supervisor = Supervisor(wire.Start(config.engine), config.supervision, clock)
+        self._supervisor = Supervisor(wire.Start(config.engine, config.sweep_s), config.supervision, clock)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="encode")
         self._encoder: PromptEncoder | None = None
         self._loading: asyncio.Task[None] | None = None

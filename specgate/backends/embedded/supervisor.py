@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from engine.types import EngineLoad, EngineRequest, StepRecord
 from specgate.backends.base import BackendStatus
 from specgate.backends.embedded import wire
@@ -322,6 +324,7 @@ class Supervisor:
         if self._is_final:
             return
         self._life.ready = message
+        self._start = msgspec.structs.replace(self._start, sweep_s=0.0)  # once is enough
         self._life.ready_at_s = self._clock.monotonic()
         self._load = message.load
         if self._desired.force is not None:

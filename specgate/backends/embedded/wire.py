@@ -34,6 +34,7 @@ class Start(msgspec.Struct, tag=True, frozen=True):
     """Load this engine."""
 
     config: EngineConfig
+    sweep_s: float = 0.0  # try out step sizes for this long; the records come as warm-up steps
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specgate.config import PolicyConfig
-from specgate.policy.decide import Facts, decide, unknown_policy
+from specgate.policy.decide import Experience, Facts, decide, unknown_policy
 from specgate.policy.reasons import Reason
 from specgate.types import TASKS, LengthEstimate, LoadView, Overrides, TaskEstimate
 
-RULES = PolicyConfig(max_requests_per_s=10, max_queue_wait_p95_ms=200)
+RULES = PolicyConfig(router="rule", max_requests_per_s=10, max_queue_wait_p95_ms=200)
 METHODS = {"ngram": 4, "draft": 5}
 CALM = Facts(
     task=TaskEstimate("chat", 0.9, {"chat": 0.9}),
@@ -35,9 +35,9 @@ def facts(task: str = "chat", p50: float = 100.0, **changes: object) -> Facts:
         (facts("summarization"), "ngram", "rule", 4),
         (facts("code_edit"), "ngram", "rule", 4),
         (facts("code_edit", methods={"draft": 5}), "baseline", "rule", 0),
-        (facts(p50=257, acceptance_p50={"draft": 0.66}), "draft", "rule", 5),
-        (facts(p50=256, acceptance_p50={"draft": 0.66}), "baseline", "rule", 0),
-        (facts(p50=257, acceptance_p50={"draft": 0.65}), "baseline", "rule", 0),
+        (facts(p50=257, known=Experience(acceptance_p50={"draft": 0.66})), "draft", "rule", 5),
+        (facts(p50=256, known=Experience(acceptance_p50={"draft": 0.66})), "baseline", "rule", 0),
+        (facts(p50=257, known=Experience(acceptance_p50={"draft": 0.65})), "baseline", "rule", 0),
         (facts(p50=257), "baseline", "rule", 0),  # no data is not good data
         (facts("code_edit", load=LoadView(requests_per_s=10.1)), "baseline", "load_guard", 0),
         (facts("code_edit", load=LoadView(requests_per_s=10)), "ngram", "rule", 4),
@@ -114,7 +114,13 @@ def test_any_facts_give_a_loaded_policy_with_a_known_reason(
     overrides: Overrides, forced: str | None,
 ) -> None:  # fmt: skip
     case = facts(
-        task, p50, load=load, methods=methods, acceptance_p50=acceptance, overrides=overrides, forced=forced
+        task,
+        p50,
+        load=load,
+        methods=methods,
+        known=Experience(acceptance_p50=acceptance),
+        overrides=overrides,
+        forced=forced,
     )
     decision = decide(case, RULES)
     assert decision.policy in ("baseline", *methods)
