@@ -32,7 +32,12 @@ class ServerOptions:
 
     def all_settings(self) -> list[str]:
         """What is set on a server started here, beside its config. The caller's own come last."""
-        settings = ["decision_log.path=null", "logging.level=warning", "requests.allow_overrides=true"]
+        settings = [
+            "decision_log.path=null",
+            "learning.folder=null",  # what one bench learned must not help, or spoil, the next
+            "logging.level=warning",
+            "requests.allow_overrides=true",
+        ]
         if self.imposed:
             settings += ["benching=true", f"models.0.engine.imposed.acceptance={list(self.imposed)}"]
         return settings + list(self.settings)

@@ -42,7 +42,7 @@ def write_all(
         console.print(
             "no PNG files: matplotlib is not installed (pip install 'specgate-gateway[bench]'); "
             "the HTML page has all plots",
-            highlight=False, soft_wrap=True,
+            highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
 
 

@@ -90,7 +90,11 @@ def _section(document: Mapping[str, Any], sampling: str) -> str:
         return ""  # nothing to compare: the table says it all
     plots = _latency_plots(at, cells, arms, columns)
     plots += _auto_plots(document, at, cells, arms, columns)
-    x_axis = "rate, as a share of the baseline's capacity" if rows[0]["fraction"] is not None else "time"
+    x_axis = "load"
+    if rows[0]["fraction"] is not None:
+        x_axis = "rate, as a share of the baseline's capacity"
+    elif rows[0]["segment"] is not None:
+        x_axis = "time"
     legend = "".join(f'<span class="s-{escape(arm)}">{escape(arm)}</span>' for arm in arms)
     return (
         f"<h2>{escape(_SAMPLING_TITLES.get(sampling, sampling))}</h2>"

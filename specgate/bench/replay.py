@@ -155,13 +155,13 @@ async def run_shift(
     trace = None if shift.trace is None else load_trace(shift.trace)
     if trace is not None and len(trace) < 2:
         raise BenchError(f"the trace {shift.trace} has a single request: no burst can be read from it")
-    named = tuple(dict.fromkeys(task for segment in shift.segments for task in segment.tasks))
-    if not options.choice.tasks:
-        options = replace(options, choice=replace(options.choice, tasks=named))
     async with open_bench(options, clock, meter) as bench:
         for number, segment in enumerate(shift.segments):
             if not set(segment.tasks) & set(bench.pool.by_task):
                 raise BenchError(f"no prompt for segment {number + 1}: none of {', '.join(segment.tasks)}")
+        named = {task for segment in shift.segments for task in segment.tasks}
+        if missing := sorted(named - set(bench.pool.by_task)):
+            bench.meta["notes"].append(f"Left out of the schedule for want of prompts: {', '.join(missing)}.")
         capacity = await bench.measure_capacity()
         slices = list(_shift_slices(bench, shift, trace, capacity.requests_per_s))
         measured = await bench.measure(slices)

@@ -91,7 +91,8 @@ async def _search(bench: Bench, load: Single) -> tuple[dict[str, Any], Measured]
         probe, load.slo_share, min(load.max_concurrency, MAX_CONCURRENCY)
     )
     found = {"largest_concurrency": largest, "probes": [asdict(probe) for probe in probes]}
-    return found, _joined(parts)
+    in_order = sorted(zip(probes, parts, strict=True), key=lambda pair: pair[0].concurrency)
+    return found, _joined([part for _, part in in_order])
 
 
 def _joined(parts: Sequence[Measured]) -> Measured:

@@ -13,6 +13,7 @@ from html import escape
 
 WIDTH, HEIGHT = 480, 270
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 16, 44
+MAX_NOTES = 8  # columns that leave room for a word on top of each
 LOG_FROM = 8.0  # a log axis where the largest value is this many times the smallest
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
@@ -108,7 +109,7 @@ def line_plot(series: Sequence[Series], columns: Sequence[str], axis: Axis) -> s
 
 
 def interval_plot(one: Series, labels: Sequence[str], columns: Sequence[str], axis: Axis) -> str:
-    """A dot with its interval per column, and a word over each."""
+    """A dot with its interval per column, and a word on top where there are few."""
     scale = _Scale(_all_values([one]), axis)
     parts = [_frame(scale, axis), _column_labels(columns), f'<g class="s-{escape(one.name)}">']
     parts.append(_bars_of(one, scale, len(columns)))
@@ -120,11 +121,10 @@ def interval_plot(one: Series, labels: Sequence[str], columns: Sequence[str], ax
             f'<circle class="dot" cx="{x:.1f}" cy="{scale.y(value):.1f}" r="4.5">'
             f"<title>{_number(value, axis)}</title></circle>"
         )
-        top = one.high[index] if one.high and one.high[index] is not None else value
-        y = max(TOP + 9.0, scale.y(top if top is not None else value) - 7)
-        parts.append(
-            f'<text class="note" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(label)}</text>'
-        )
+        if len(columns) <= MAX_NOTES:
+            parts.append(
+                f'<text class="note" x="{x:.1f}" y="{TOP - 5}" text-anchor="middle">{escape(label)}</text>'
+            )
     parts.append("</g>")
     return _svg(parts, axis.title)
 

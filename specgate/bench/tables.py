@@ -44,7 +44,8 @@ def tiles(document: Document) -> str:
     scores = document["latency_model"]
     if scores["r2"] is not None:
         mape = "" if scores["mape"] is None else f"; MAPE {100 * scores['mape']:.1f} %"
-        out.append(_tile(f"{scores['r2']:.3f}", f"R² of the server's step-latency model{mape}"))
+        r2 = f"{scores['r2']:.3f}" if scores["r2"] >= 0 else "< 0"
+        out.append(_tile(r2, f"R² of the server's step-latency model{mape}"))
     return f'<div class="tiles">{"".join(out)}</div>'
 
 
