@@ -57,15 +57,15 @@ _COUNT_EN = (
 _EN = re.compile(
     rf"\b{_COUNT_EN}(?:\s*(?:-|–|to|or)\s*(\d[\d,]*|two|three|four|five|six))?[\s-]+"
     r"(?:or (?:less|fewer|more) |short |brief |long |key |main |bullet |full )*"
-    r"(words?|sentences?|lines?|bullets?|points?|paragraphs?|pages?|characters?|tokens?)\b",
-    re.IGNORECASE,
+    r"(words?|sentences?|lines?|bullets?|points?|paragraphs?|pages?|characters?|tokens?)\b"
 )
 _ZH = re.compile(
     r"(\d[\d,]*|[一二三四五六七八九十两几]+)\s*(?:[-~到至—]\s*(\d[\d,]*|[二三四五六七八九十]))?\s*"
     r"([百千]?)\s*(?:个|多|余)?\s*(字|词|句|行|条|点|段|页)(?!典|符串|母|体|[\d])"
 )
-_EN_SHORT = re.compile(r"\b(briefly|in brief|concise(?:ly)?|tl;?dr|in short|short answer)\b", re.IGNORECASE)
-_ZH_SHORT = re.compile(r"简短|简要|简洁|简单(?:说|介绍|概括|回答)|一两句")
+_UNIT_WORDS = ("word", "sentence", "line", "bullet", "point", "paragraph", "page", "character", "token")
+_SHORT_WORDS: tuple[str, ...] = ("briefly", "in brief", "concise", "tl;dr", "tldr", "in short", "short answer")
+_SHORT_WORDS += ("简短", "简要", "简洁", "简单说", "简单介绍", "简单概括", "简单回答", "一两句")
 _SHORT_TOKENS = 55.0
 _MIN_TOKENS, _MAX_TOKENS = 1.0, 40_000.0
 
@@ -93,7 +93,8 @@ def asked_tokens(text: str) -> float | None:
     if len(text) > 2 * _ENDS_CHARS:
         text = text[:_ENDS_CHARS] + "\n" + text[-_ENDS_CHARS:]
     found: list[tuple[int, float]] = []
-    for match in _EN.finditer(text):
+    lowered = text.lower()
+    for match in _EN.finditer(lowered) if any(map(lowered.__contains__, _UNIT_WORDS)) else ():
         low, high = _number(match[1]), _number(match[2]) if match[2] else None
         if low is not None:
             mean = (low + high) / 2 if high is not None else low
@@ -105,6 +106,7 @@ def asked_tokens(text: str) -> float | None:
             scale = float(_NUMBERS.get(match[3], 1))
             found.append((match.start(), mean * scale * _TOKENS_PER[_UNITS_ZH[match[4]]]))
     if not found:
-        return _SHORT_TOKENS if _EN_SHORT.search(text) or _ZH_SHORT.search(text) else None
+        is_short = any(map(lowered.__contains__, _SHORT_WORDS))
+        return _SHORT_TOKENS if is_short else None
     # A total in words outranks a count of parts ("five points of 100 words": not multiplied out).
     return max(_MIN_TOKENS, min(max(found)[1], _MAX_TOKENS))

@@ -17,7 +17,6 @@ from router_models.text import char_classes, code_points
 from router_models.types import RequestText
 
 _END, _MIDDLE = 400, 700
-_CODE_MARKS = frozenset("{}()[];=<>_\\|&*#/+")
 _LENGTHS = (60, 150, 400, 1000, 3000, 10_000)
 _SPEAKER = re.compile(r"^[^\n:：]{1,28}[:：]", re.MULTILINE)
 _LABEL = re.compile(
@@ -33,20 +32,29 @@ _WH = re.compile(
 )
 _SENTENCE = re.compile(r"[.!?。！？]\s")
 
-Shares = tuple[float, float, float, float, float]
 SHARES = ("letters", "digits", "cjk", "other alphabets", "code marks")
+Shares = tuple[float, ...]
 
 
-def _shares(text: str) -> Shares:
-    """Shares of letters, digits, CJK, letters beyond ASCII, and code punctuation."""
-    if not text:
-        return (0.0, 0.0, 0.0, 0.0, 0.0)
-    points = code_points(text)
-    kinds: NDArray[np.intp] = np.bincount(char_classes(points), minlength=5)
-    n = len(points)
-    foreign = np.count_nonzero((points >= 0xC0) & (points < 0x2000))
-    marks = sum(map(text.count, _CODE_MARKS))
-    return (float(kinds[1]) / n, float(kinds[2]) / n, float(kinds[3]) / n, foreign / n, marks / n)
+def _kinds() -> NDArray[np.uint8]:
+    """Code point -> place in SHARES, or 5 for anything else. Letters beyond ASCII are other alphabets."""
+    table = char_classes(np.arange(0x10000, dtype=np.uint32))
+    kinds = np.choose(table, [5, 0, 1, 2, 5]).astype(np.uint8)
+    kinds[0xC0:0x2000][kinds[0xC0:0x2000] == 0] = 3
+    kinds[[ord(c) for c in "{}()[];=<>_|&*#/+"] + [0x5C]] = 4
+    kinds.setflags(write=False)
+    return kinds
+
+
+_KIND = _kinds()
+_WEIGHTS = (1.0, 5.0, 1.0, 5.0, 5.0)  # what is rare counts more
+
+
+def _shares(kinds: NDArray[np.uint8]) -> Shares:
+    """Share of each of SHARES in a stretch of text."""
+    counts = np.bincount(kinds, minlength=6).tolist()
+    n = max(len(kinds), 1)
+    return tuple(c / n for c in counts[:5])
 
 
 def opening(text: str, limit: int = 160) -> tuple[int, int]:
@@ -70,15 +78,15 @@ def structure(x: RequestText) -> dict[str, float]:
     mid = (n - _MIDDLE) // 2
     head, tail = text[:_END], text[-_END:]
     middle = text[mid : mid + _MIDDLE] if n > 2 * _END + _MIDDLE else text[_END : _END + _MIDDLE]
-    begin, finish = text[slice(*opening(text))], text[slice(*closing(text))]
+    first, last = opening(text), closing(text)
+    begin, finish = text[slice(*first)], text[slice(*last)]
     found: dict[str, float] = {}
     _lengths(found, text, begin, finish)
-    shares = {name: _shares(part) for name, part in (("head", head), ("middle", middle), ("tail", tail))}
-    _scripts(found, shares, _shares(begin), _shares(finish), bool(middle))
+    _scripts(found, (head, middle, tail), len(begin), len(finish))
     _layout(found, text, head, tail)
     _ending(found, text, begin, finish)
     _request(found, x)
-    asked = asked_tokens(text)
+    asked = asked_tokens(begin if begin == finish else f"{begin}\n{finish}")
     found["asks for a length"] = float(asked is not None)
     found["length asked for"] = math.log1p(asked) / 8 if asked is not None else 0.0
     return found
@@ -97,20 +105,24 @@ def _lengths(found: dict[str, float], text: str, begin: str, finish: str) -> Non
     found["log closing length"] = math.log1p(len(finish)) / 5
 
 
-def _scripts(
-    found: dict[str, float], shares: dict[str, Shares], begin: Shares, finish: Shares, has_middle: bool
-) -> None:
+def _scripts(found: dict[str, float], parts: tuple[str, str, str], begin: int, finish: int) -> None:
+    """Scripts by part. `begin` and `finish` are the lengths of the first and the last line."""
+    head, middle, tail = parts
+    kinds = _KIND[np.minimum(code_points(head + middle + tail), 0xFFFF)]
+    in_head, in_tail = kinds[: len(head)], kinds[len(head) + len(middle) :]
+    shares = [_shares(in_head), _shares(kinds[len(head) : len(head) + len(middle)]), _shares(in_tail)]
+    body = shares[1] if middle else shares[0]
+    stop = len(tail.rstrip())
+    first, last = _shares(in_head[:begin]), _shares(in_tail[max(0, stop - finish) : stop])
     for i, kind in enumerate(SHARES):
-        weight = 5.0 if kind in ("digits", "other alphabets", "code marks") else 1.0
-        for part, values in shares.items():
-            found[f"{kind} in {part}"] = min(weight * values[i], 2.0)
-    body = shares["middle"] if has_middle else shares["head"]
+        for place, values in zip(("head", "middle", "tail"), shares, strict=True):
+            found[f"{kind} in {place}"] = min(_WEIGHTS[i] * values[i], 2.0)
     for i in (2, 3):  # a change of script or alphabet: translation
-        found[f"{SHARES[i]}: opening differs"] = min(3 * abs(begin[i] - body[i]), 1.5)
-        found[f"{SHARES[i]}: closing differs"] = min(3 * abs(finish[i] - body[i]), 1.5)
-        found[f"{SHARES[i]}: opening against closing"] = min(3 * abs(begin[i] - finish[i]), 1.5)
-    found["code marks: opening differs"] = max(-1.0, min(10 * (begin[4] - body[4]), 1.0))
-    found["code marks: closing differs"] = max(-1.0, min(10 * (finish[4] - body[4]), 1.0))
+        found[f"{SHARES[i]}: opening differs"] = min(3 * abs(first[i] - body[i]), 1.5)
+        found[f"{SHARES[i]}: closing differs"] = min(3 * abs(last[i] - body[i]), 1.5)
+        found[f"{SHARES[i]}: opening against closing"] = min(3 * abs(first[i] - last[i]), 1.5)
+    found["code marks: opening differs"] = max(-1.0, min(10 * (first[4] - body[4]), 1.0))
+    found["code marks: closing differs"] = max(-1.0, min(10 * (last[4] - body[4]), 1.0))
 
 
 def _layout(found: dict[str, float], text: str, head: str, tail: str) -> None:
@@ -133,7 +145,7 @@ def _layout(found: dict[str, float], text: str, head: str, tail: str) -> None:
     found["sentences"] = math.log1p(len(_SENTENCE.findall(both))) / 3
     found["questions"] = min((both.count("?") + both.count("？")) / 3, 2.0)
     found["xml tags"] = min(both.count("</") / 2, 1.5)
-    grams = [both[i : i + 12] for i in range(0, len(both) - 12, 3)]
+    grams = [both[i : i + 8] for i in range(0, len(both) - 8, 8)]
     found["repeats itself"] = 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
@@ -165,11 +177,11 @@ def _ending(found: dict[str, float], text: str, begin: str, finish: str) -> None
 def _request(found: dict[str, float], x: RequestText) -> None:
     found["raw prompt"] = float(x.is_raw_prompt)
     found["suffix"] = float(x.suffix is not None)
-    found["tools"] = 2.0 * float(x.num_tools > 0)
+    found["tools"] = 4.0 * float(x.num_tools > 0)
     found["response format"] = float(x.has_response_format)
     found["system prompt"] = float(bool(x.system))
     found["log system length"] = math.log1p(len(x.system)) / 8
-    found["schema in system"] = 2.0 * float('"parameters"' in x.system or '"type"' in x.system)
+    found["schema in system"] = 3.0 * float('"parameters"' in x.system or '"type"' in x.system)
     found["code in system"] = float("```" in x.system)
     found["earlier turns"] = min(len(x.history) / 4, 1.0)
     found["code in earlier turns"] = float(bool(x.history) and "```" in x.history[-1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from router_models.lexicon import Lexicon
 from router_models.structure import closing, opening, structure
-from router_models.text import U64, Tokens, char_ngrams, edges, mix, tokenize
+from router_models.text import MAX_NGRAM, U64, Tokens, char_ngrams, edges, mix, tokenize
 from router_models.types import RequestText
 
 HASH_BITS = 15
@@ -23,22 +22,22 @@ _CONTEXTS = ("with code", "long", "in Chinese")
 
 Floats = NDArray[np.float64]
 Buckets = NDArray[np.intp]
+Zones = tuple[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The n-grams of one length in one place: `buckets` all weigh the same."""
+    """The n-grams of one length in one place; they weigh the same, together one."""
 
     place: str
     n: int  # tokens, or characters where `tokens` is None
-    buckets: Buckets
-    weight: float
+    count: int
     tokens: Tokens | None
     first: int = 0  # token at which the place begins
     text: str = ""  # of character n-grams
 
     def name(self, at: int) -> str:
-        """What stands behind `buckets[at]`."""
+        """What stands behind n-gram `at` of this family."""
         if self.tokens is None:
             return f"{self.place}: …{self.text[at : at + self.n]}…"
         return f"{self.place}: “{self.tokens.name(self.first + at, self.n)}”"
@@ -46,9 +45,11 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class TaskFeatures:
-    """`dense` in the order of `TaskFeaturizer.dense_names`; `families` are the hashed n-grams."""
+    """`dense` in the order of `TaskFeaturizer.dense_names`; hashed n-grams, family after family."""
 
     dense: Floats
+    buckets: Buckets
+    weights: Floats
     families: tuple[Family, ...]
 
 
@@ -72,51 +73,41 @@ class TaskFeaturizer:
         """All features of a request. Bounded work whatever its length."""
         shape = structure(x)
         tokens = tokenize(edges(x.user))
-        grams = [tokens.ngrams(n) for n in (1, 2, 3, 4)]
-        first, last = _zones(tokens)
+        grams = [tokens.ngrams(n) for n in range(1, MAX_NGRAM + 1)]
+        zones = _zones(tokens)
         system = tokenize(edges(x.system)) if x.system else None
-        dense = np.concatenate(
-            [list(shape.values()), *self._concepts(tokens, grams, (first, last), system, shape)]
-        )
-        return TaskFeatures(dense, tuple(_families(tokens, grams, (first, last), system)))
+        concepts = self._concepts(grams, zones, system, shape)
+        dense = np.concatenate([np.fromiter(shape.values(), np.float64, len(shape)), concepts.ravel()])
+        return TaskFeatures(dense, *_hashed(tokens, grams, zones, system))
 
     def _concepts(
-        self,
-        tokens: Tokens,
-        grams: list[U64],
-        zones: tuple[tuple[int, int], tuple[int, int]],
-        system: Tokens | None,
-        shape: dict[str, float],
-    ) -> Iterator[Floats]:
-        """Concepts by place, their counts, and their meetings with the context."""
+        self, grams: list[U64], zones: Zones, system: Tokens | None, shape: dict[str, float]
+    ) -> Floats:
+        """Concepts by place, their counts, and their meetings with the context. [rows, concepts]"""
+        rows = np.zeros((len(_PLACES) + 1 + len(_CONTEXTS), self._count))
         (_, first_end), (last_start, _) = zones
-        places, concepts = [], []
-        for hashes in grams:
-            at, bits = self._lexicon.find(hashes)
-            places.append(at)
-            concepts.append((bits[:, None] >> self._bits) & 1)
-        place, concept = np.concatenate(places), np.concatenate(concepts)
-        present = {
-            "start": concept[place < _START_TOKENS].any(axis=0),
-            "opening": concept[place < first_end].any(axis=0),
-            "closing": concept[place >= last_start].any(axis=0),
-            "anywhere": concept.any(axis=0),
-            "system": np.zeros(self._count, dtype=bool),
-        }
+        place, bits = self._lexicon.find_all(grams)
+        if len(place):
+            concept = ((bits[:, None] >> self._bits) & 1).astype(np.float64)
+            rows[0] = (concept * (place < _START_TOKENS)[:, None]).max(axis=0)
+            rows[1] = (concept * (place < first_end)[:, None]).max(axis=0)
+            rows[2] = (concept * (place >= last_start)[:, None]).max(axis=0)
+            rows[3] = concept.max(axis=0)
+            rows[5] = np.log1p(concept.sum(axis=0)) / 2
         if system is not None:
-            bits = np.concatenate([self._lexicon.find(system.ngrams(n))[1] for n in (1, 2, 3, 4)])
-            present["system"] = ((bits[:, None] >> self._bits) & 1).any(axis=0)
-        for name in _PLACES:
-            yield present[name].astype(np.float64)
-        yield np.asarray(np.log1p(concept.sum(axis=0)) / 2, dtype=np.float64)
-        at_ends = (present["opening"] | present["closing"]).astype(np.float64)
-        has_code = shape["no fence"] == 0 or shape["code marks in head"] + shape["code marks in tail"] > 0.4
-        yield at_ends * has_code
-        yield at_ends * (shape["log length"] > math.log(500) / 10)
-        yield at_ends * (shape["cjk in head"] > 0.2 or shape["cjk in tail"] > 0.2)
+            _, bits = self._lexicon.find_all([system.ngrams(n) for n in range(1, MAX_NGRAM + 1)])
+            rows[4] = (np.bitwise_or.reduce(bits, initial=0) >> self._bits) & 1
+        at_ends = np.maximum(rows[1], rows[2])
+        if shape["no fence"] == 0 or shape["code marks in head"] + shape["code marks in tail"] > 0.4:
+            rows[6] = at_ends
+        if shape["log length"] > math.log(500) / 10:
+            rows[7] = at_ends
+        if shape["cjk in head"] > 0.2 or shape["cjk in tail"] > 0.2:
+            rows[8] = at_ends
+        return rows
 
 
-def _zones(tokens: Tokens) -> tuple[tuple[int, int], tuple[int, int]]:
+def _zones(tokens: Tokens) -> Zones:
     """Token ranges of the opening and the closing line."""
     start, stop = opening(tokens.text)
     first = int(np.searchsorted(tokens.starts, start)), int(np.searchsorted(tokens.starts, stop))
@@ -124,42 +115,34 @@ def _zones(tokens: Tokens) -> tuple[tuple[int, int], tuple[int, int]]:
     return first, (int(np.searchsorted(tokens.starts, start)), int(np.searchsorted(tokens.starts, stop)))
 
 
-_SALT = {
-    "opening": np.uint64(0x9E37),
-    "closing": np.uint64(0x79B9),
-    "anywhere": np.uint64(0),
-    "system": np.uint64(0x7F4A),
-}
-_CHAR_SALT = np.uint64(0xC2B2)
+_SALTS = {"opening": 0x9E3779B1, "closing": 0x85EBCA77, "anywhere": 0, "system": 0xC2B2AE3D}
+_CHAR_SALT = 0x27D4EB2F
 
 
-def _bucket(hashes: U64, salt: np.uint64) -> Buckets:
-    return (mix(hashes ^ salt) >> np.uint64(64 - HASH_BITS)).astype(np.intp)
-
-
-def _families(
-    tokens: Tokens, grams: list[U64], zones: tuple[tuple[int, int], tuple[int, int]], system: Tokens | None
-) -> Iterator[Family]:
+def _hashed(
+    tokens: Tokens, grams: list[U64], zones: Zones, system: Tokens | None
+) -> tuple[Buckets, Floats, tuple[Family, ...]]:
     """Word n-grams of the opening and closing lines, of both ends and of the system prompt; characters."""
     (first_start, first_end), (last_start, last_end) = zones
     parts = [("opening", first_start, first_end, 3), ("closing", last_start, last_end, 3)]
     parts.append(("anywhere", 0, len(tokens.starts), 2))
+    families: list[Family] = []
+    hashes: list[U64] = []
     for place, start, stop, longest in parts:
         for n in range(1, longest + 1):
-            hashes = grams[n - 1][start : max(start, stop - n + 1)]
-            if len(hashes):
-                yield Family(place, n, _bucket(hashes, _SALT[place]), len(hashes) ** -0.5, tokens, start)
+            hashes.append(grams[n - 1][start : max(start, stop - n + 1)])
+            families.append(Family(place, n, len(hashes[-1]), tokens, start))
     if system is not None:
         for n in (1, 2):
-            hashes = system.ngrams(n)
-            if len(hashes):
-                yield Family("system", n, _bucket(hashes, _SALT["system"]), len(hashes) ** -0.5, system)
-    start, stop = opening(tokens.text)
-    for place, text in (
-        ("opening", tokens.text[start:stop]),
-        ("closing", tokens.text[slice(*closing(tokens.text))]),
-    ):
-        hashes = char_ngrams(text, _CHAR_N)
-        if len(hashes):
-            buckets = _bucket(hashes, _CHAR_SALT ^ _SALT[place])
-            yield Family(place, _CHAR_N, buckets, len(hashes) ** -0.5, None, 0, text)
+            hashes.append(system.ngrams(n))
+            families.append(Family("system", n, len(hashes[-1]), system))
+    for place, ends in (("opening", opening(tokens.text)), ("closing", closing(tokens.text))):
+        text = tokens.text[slice(*ends)]
+        hashes.append(char_ngrams(text, _CHAR_N))
+        families.append(Family(place, _CHAR_N, len(hashes[-1]), None, 0, text))
+    counts = [f.count for f in families]
+    salts = [_SALTS[f.place] ^ (0 if f.tokens else _CHAR_SALT) for f in families]
+    salted = np.concatenate(hashes) ^ np.repeat(np.array(salts, dtype=np.uint64), counts)
+    buckets = (mix(salted) >> np.uint64(64 - HASH_BITS)).astype(np.intp)
+    weights = np.repeat(np.array([max(c, 1) ** -0.5 for c in counts]), counts)
+    return buckets, weights, tuple(families)

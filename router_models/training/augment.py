@@ -311,6 +311,8 @@ class Augmenter:
             return None
         tools, query = rng.choice(self._p.tool_calls)
         if rng.random() < 0.3:
+            if rng.random() < 0.5:  # with tools at hand, any short request is one for them
+                query = self._short_request(query)
             sample = self._finish(query, "tool_call", "tools", pools)
             text = sample.text
             return Sample(
@@ -329,7 +331,13 @@ class Augmenter:
             return self._finish(f"{system}\n\n{query}", "tool_call", name, pools)
         return self._finish(query, "tool_call", name, pools, system)
 
+    def _short_request(self, fallback: str) -> str:
+        free = [t for texts in self._p.plain.values() for t in texts] + self._p.problems
+        return self._rng.choice(free)[:400] if free else fallback
+
     def _chat(self, pools: ModuleType) -> Sample | None:
+        if self._p.tool_calls and self._rng.random() < 0.06:  # the same queries without any tool
+            return self._finish(self._rng.choice(self._p.tool_calls)[1], "chat", "query", pools)
         template, name = self._pick(pools.CHAT, "chat")
         return self._finish(fill(template, self._slots(pools)), "chat", name, pools)
 

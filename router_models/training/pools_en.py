@@ -105,6 +105,10 @@ QUESTIONS = (
 )
 
 TRANSLATION = (
+    "(Traduce|Traduzca|Traduce al inglés|Traduci in inglese|Traduis en anglais|Traduza para o inglês|Übersetze ins Englische|"
+    "Bitte übersetzen|Переведи на английский|Vertaal naar het Engels)( la siguiente frase| il testo| la phrase| o texto| den "
+    "Text| текст|)(:|\n) ?<text>",
+    "(\"<text>\"|<text>) (en anglais, s'il te plaît|al inglés por favor|auf Englisch bitte|in italiano|를 영어로 번역해줘|を英語に訳して)(.|)",
     "(Translate|Render|Convert|Turn|Put) (this|the following|the text below|this text|this sentence|the passage) (into|"
     "to|in) <lang>(:|.)( |\n|\n\n)<text>",
     "(Please |Could you |Can you )(translate|render) (from <src> |)(into|to) <lang>(:|?)( |\n)<text>",
@@ -235,6 +239,10 @@ REASON_SYSTEM = (
     "You are (a math tutor|a careful reasoner|good at maths). (Think|Reason) step by step(.| and give the final number.)",
 )
 PROBLEMS = (
+    "(Si|Juan) compra <n> manzanas a <n> euros y <m> peras a <n> euros, ¿cuánto paga en total?",
+    "Ein Auto fährt <m> km in <n> Stunden. Wie schnell fährt es? Bitte hilf mir bei der Aufgabe.",
+    "У Маши <m> яблок, она отдала <n>. Сколько осталось?",
+    "Paul a <m> billes et en perd <n>. Combien lui en reste-t-il ?",
     "Solve for x: <n>x + <m> = <m>.",
     "What is <m> times <n>, minus <m>?",
     "A train leaves at <n> o'clock at <m> km/h and another at <m> km/h. When do they meet if the towns are <m> km apart?",
@@ -250,10 +258,32 @@ PROBLEMS = (
     "What is the probability of rolling two sixes with two dice?",
     "You have <n> red and <n> blue balls. You draw two. How likely are two of one colour?",
     "A farmer has chickens and cows, <m> heads and <m> legs. How many cows are there?",
+    "Which word does not belong with the others: <topic>, car, wheel, engine?",
+    "A is the mother of B and B is the brother of C. How are A and C related?",
+    "David has three sisters. Each of them has one brother. How many brothers does David have?",
+    "You overtake the second runner in a race. In which place are you now? Explain.",
+    "I face north, turn right twice and then left. Which direction do I face?",
+    "A man goes to work every day although he is on holiday. What could be the reasons?",
+    "Which of these should be reported first? a) a slow queue b) a fight c) a lost pen. Explain your choice.",
+    "If f(x) = <n>x^<n> - <m>x + <n>, find f(<n>).",
+    "How many golf balls fit into a school bus? Explain your estimate step by step.",
+    "How many litres of water does a city of <m> thousand people use in a year? Estimate.",
+    "x + y = <m>z and x * y = <n>z^2. Express x - y in z.",
+    "A is taller than B, B is taller than C. Who is the shortest, and why?",
+    "What is the <m>th prime number?",
+    "The triangle has vertices (0, 0), (<n>, 1) and (<n>, <n>). What is its area?",
+    "My watch shows <n>:<m>. What is the angle between the hands?",
     "Which weighs more, a kilo of feathers or a kilo of steel? Explain.",
 )
 
 CHAT = (
+    "(¿Qué es|¿Por qué|¿Cómo funciona|¿Cuál es|Explícame|Recomiéndame|Dime) (la inflación|el cielo azul|un motor|la capital de "
+    "Perú|algo de fútbol|una receta)(?|.)",
+    "(Was ist|Warum ist|Wie funktioniert|Erkläre mir|Wer war|Welche Vorteile hat) (die Inflation|der Himmel blau|ein Motor|"
+    "Goethe|gesundes Essen|das Internet)(?|.)",
+    "(Qu'est-ce que|Pourquoi|Comment marche|Explique-moi|Qui était) (l'inflation|le ciel bleu|un moteur|Napoléon|la lune)(?|.)",
+    "(Что такое|Почему|Как работает|Расскажи про|Кто такой|Посоветуй) (инфляция|небо голубое|двигатель|игру|Пушкин|фильм)(?|.)",
+    "(Che cos'è|O que é|Por que|Come funziona|Quais são) (l'inflazione|a inflação|o céu azul|un motore|os benefícios)?",
     "(What is|What's|Can you explain|Explain|Tell me about|Describe) <topic>(?|.|)( Keep it simple.| I'm a beginner.|)",
     "(Why|How) (is|does|did|can|do people care about) <topic> (matter|work|important|change our lives|begin)(?| today?)",
     "(What are|List|Name|Give me) (some|the best|<n>|a few|five) (tips|ideas|ways|reasons|examples|books|facts|benefits) "
@@ -271,11 +301,18 @@ CHAT = (
     "(Plan|Suggest|Recommend) (a trip|a weekend|a study plan|a diet|some films|a present) (around|for someone who likes|"
     "about) <topic>.",
     "(How does|Why does) (a translator|a compiler|a proof|a summary|a large language model|a debugger) work?",
-    "(Act|I want you to act) as (a|an) (teacher|doctor|travel guide|career coach|chef|interviewer|historian|mechanic)(.|,) (My "
-    'first (request|question) is|I ask:|Help me with) "(I need advice on|tell me about|how should I handle) <topic>"',
     "(Are there|Do you know) (any|good) (restaurants|museums|jobs|rules|laws) (about|near|for) <topic>?",
 )
 CREATIVE = (
+    "(Escribe|Cuéntame|Inventa) (un cuento|un poema|una canción|un chiste|una historia|un ensayo) (sobre|acerca de) "
+    "(el amor|la luna|un gato|el verano|mi abuela|la música moderna).",
+    "(Schreibe|Erzähl mir|Nenn mir|Dichte) (ein Gedicht|eine Geschichte|einen Witz|ein Lied|einen Brief) über (die Liebe|den "
+    "Mond|eine Katze|den Sommer|meine Oma).",
+    "(Écris|Raconte|Compose|Invente) (un poème|une histoire|une chanson|une blague|une lettre) sur (l'amour|la lune|un chat|"
+    "l'été|ma grand-mère).",
+    "(Напиши|Придумай|Сочини) (стихотворение|рассказ|песню|шутку|письмо) (о любви|про луну|про кота|о лете).",
+    "(Scrivi|Raccontami) (una poesia|una storia|una canzone|una barzelletta) (sull'amore|sulla luna|su un gatto).",
+    "(Escreva|Conte) (um poema|uma história|uma piada|uma música) sobre (o amor|a lua|um gato).",
     "(Write|Compose|Draft|Create|Pen|Make up|Come up with|Please write|Can you write|Could you write|Help me write) (me |)(a|"
     "an|a short|a funny|a moving|a long|a professional|a <m>-word) <thing> (about|on|for|inspired by) <topic>(.|?|)",
     "(<thing> about <topic>|A <thing> on <topic>), (about|around|at least|roughly) <m> words",
