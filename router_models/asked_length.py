@@ -64,7 +64,15 @@ _ZH = re.compile(
     r"([百千]?)\s*(?:个|多|余)?\s*(字|词|句|行|条|点|段|页)(?!典|符串|母|体|[\d])"
 )
 _UNIT_WORDS = ("word", "sentence", "line", "bullet", "point", "paragraph", "page", "character", "token")
-_SHORT_WORDS: tuple[str, ...] = ("briefly", "in brief", "concise", "tl;dr", "tldr", "in short", "short answer")
+_SHORT_WORDS: tuple[str, ...] = (
+    "briefly",
+    "in brief",
+    "concise",
+    "tl;dr",
+    "tldr",
+    "in short",
+    "short answer",
+)
 _SHORT_WORDS += ("简短", "简要", "简洁", "简单说", "简单介绍", "简单概括", "简单回答", "一两句")
 _SHORT_TOKENS = 55.0
 _MIN_TOKENS, _MAX_TOKENS = 1.0, 40_000.0
