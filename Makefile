@@ -1,6 +1,8 @@
 # Everything a user or CI runs. Each target prepares .venv/ first and does nothing twice.
 PY := .venv/bin/python
 ARGS ?=
+# Threads that spin while they wait slow everything down on a machine that others use too.
+export OMP_WAIT_POLICY ?= passive
 PYTEST := $(PY) -m pytest -q
 
 .PHONY: help setup serve demo test check test-slow clean
