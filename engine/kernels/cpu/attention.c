@@ -450,36 +450,43 @@ static const tile *find_tile(const tile *tiles, int64_t count, int64_t item) {
     return &tiles[low];
 }
 
-/* Called by all threads of a parallel region; ends with a barrier. */
-void attention_run(const attention_plan *plan, const head_rows *query, const head_rows *out, const kv_layer *cache,
-                   const ragged_batch *batch, float scale) {
+/* Called by all threads of a team; ends with a new phase. */
+void attention_run(const worker *w, const attention_plan *plan, const head_rows *query, const head_rows *out,
+                   const kv_layer *cache, const ragged_batch *batch, float scale) {
     const call c = {query, out, cache, batch, scale, query->num_heads / cache->num_kv_heads};
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t item = 0; item < plan->num_items; item++) {
-        const tile *t = find_tile(plan->tiles, plan->num_tiles, item);
-        run_item(&c, t, item - t->first_item, plan->partials);
-    }
-    if (plan->partials == NULL) return;
-#pragma omp for schedule(static) collapse(2)
-    for (int64_t i = 0; i < plan->num_tiles; i++)
-        for (int64_t head = 0; head < cache->num_kv_heads; head++) {
-            const tile *t = &plan->tiles[i];
-            if (t->scratch < 0) continue;
-            partial *first = &plan->partials[t->scratch + head * t->num_items];
-            for (int64_t chunk = 1; chunk < t->num_items; chunk++)
-                merge(first, first + chunk, t->num_tokens * c.group, cache->head_dim);
-            write_out(&c, t, head, first);
+    int64_t first, last;
+    while (claim(w, plan->num_items, &first, &last))
+        for (int64_t item = first; item < last; item++) {
+            const tile *t = find_tile(plan->tiles, plan->num_tiles, item);
+            run_item(&c, t, item - t->first_item, plan->partials);
         }
+    next_phase(w);
+    if (plan->partials == NULL) return;
+    const int64_t num_merges = plan->num_tiles * cache->num_kv_heads;
+    for (int64_t i = first_row(w, num_merges); i < last_row(w, num_merges); i++) {
+        const tile *t = &plan->tiles[i / cache->num_kv_heads];
+        const int64_t head = i % cache->num_kv_heads;
+        if (t->scratch < 0) continue;
+        partial *total = &plan->partials[t->scratch + head * t->num_items];
+        for (int64_t chunk = 1; chunk < t->num_items; chunk++)
+            merge(total, total + chunk, t->num_tokens * c.group, cache->head_dim);
+        write_out(&c, t, head, total);
+    }
+    next_phase(w);
 }
 
 /* Returns 0, or -1 when memory ran out. */
 int64_t specgate_paged_attention(const head_rows *query, const head_rows *out, const kv_layer *cache,
                                  const ragged_batch *batch, double scale, int64_t num_threads) {
     attention_plan plan;
+    team threads = {0};
     if (attention_plan_make(&plan, batch, query->num_heads / cache->num_kv_heads, cache->num_kv_heads)) return -1;
     if (num_threads > plan.num_items) num_threads = plan.num_items;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
-    attention_run(&plan, query, out, cache, batch, (float)scale);
+    {
+        const worker w = join_team(&threads);
+        attention_run(&w, &plan, query, out, cache, batch, (float)scale);
+    }
     attention_plan_free(&plan);
     return 0;
 }

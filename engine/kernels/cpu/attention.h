@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "team.h"
+
 enum { TYPE_F32 = 0, TYPE_BF16 = 1 };
 
 /* One layer's cache: [num_blocks, num_kv_heads, block_size, head_dim], contiguous. */
@@ -54,8 +56,8 @@ typedef struct {
 
 int64_t attention_plan_make(attention_plan *plan, const ragged_batch *batch, int64_t group, int64_t num_kv_heads);
 void attention_plan_free(attention_plan *plan);
-void attention_run(const attention_plan *plan, const head_rows *query, const head_rows *out, const kv_layer *cache,
-                   const ragged_batch *batch, float scale);
+void attention_run(const worker *w, const attention_plan *plan, const head_rows *query, const head_rows *out,
+                   const kv_layer *cache, const ragged_batch *batch, float scale);
 void write_kv_token(const head_rows *key, const head_rows *value, const kv_layer *cache, const ragged_batch *batch,
                     int64_t token);
 

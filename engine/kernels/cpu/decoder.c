@@ -94,78 +94,86 @@ INLINE int64_t tile_rows(int64_t num_rows) {
     return (num_rows + tiles - 1) / tiles;
 }
 
-/* out = rows x matrix^T, or out += where `is_added`. Called by all threads; ends with a barrier. */
-static void project(const quant_matrix *matrix, const quant_rows *rows, int64_t num_rows, float *out, int is_added) {
+/* out = rows x matrix^T, or out += where `is_added`. Called by all threads; ends with a new phase. */
+static void project(const worker *w, const quant_matrix *matrix, const quant_rows *rows, int64_t num_rows, float *out,
+                    int is_added) {
     const int64_t step = tile_rows(num_rows), width = matrix->num_rows;
-#pragma omp for schedule(static)
-    for (int64_t panel = 0; panel < num_panels(matrix); panel++) {
-        const int64_t left = width - panel * PANEL < PANEL ? width - panel * PANEL : PANEL;
-        for (int64_t first = 0; first < num_rows; first += step) {
-            const int64_t count = num_rows - first < step ? num_rows - first : step;
-            float tile[MAX_TILE * PANEL] ALIGNED;
-            multiply_panel(matrix, panel, rows, first, count, tile);
-            for (int64_t r = 0; r < count; r++) {
-                float *to = out + (first + r) * width + panel * PANEL;
-                if (is_added)
-                    for (int64_t i = 0; i < left; i++) to[i] += tile[r * PANEL + i];
-                else
-                    for (int64_t i = 0; i < left; i++) to[i] = tile[r * PANEL + i];
+    int64_t first_panel, last_panel;
+    while (claim(w, num_panels(matrix), &first_panel, &last_panel))
+        for (int64_t panel = first_panel; panel < last_panel; panel++) {
+            const int64_t left = width - panel * PANEL < PANEL ? width - panel * PANEL : PANEL;
+            for (int64_t first = 0; first < num_rows; first += step) {
+                const int64_t count = num_rows - first < step ? num_rows - first : step;
+                float tile[MAX_TILE * PANEL] ALIGNED;
+                multiply_panel(matrix, panel, rows, first, count, tile);
+                for (int64_t r = 0; r < count; r++) {
+                    float *to = out + (first + r) * width + panel * PANEL;
+                    if (is_added)
+                        for (int64_t i = 0; i < left; i++) to[i] += tile[r * PANEL + i];
+                    else
+                        for (int64_t i = 0; i < left; i++) to[i] = tile[r * PANEL + i];
+                }
             }
         }
+    next_phase(w);
+}
+
+/* One block of `wide` for rows [first, first + count): quantised silu(gate) * up. */
+static void gate_up_block(const state *s, const decoder_layer *layer, int64_t block, int64_t first, int64_t count) {
+    const int64_t width = layer->gate.num_rows, panels = num_panels(&layer->gate);
+    const int64_t left = width - block * BLOCK < BLOCK ? width - block * BLOCK : BLOCK;
+    float gate[2][MAX_TILE * PANEL] ALIGNED, up[2][MAX_TILE * PANEL] ALIGNED;
+    for (int64_t half = 0; half < 2 && 2 * block + half < panels; half++) {
+        multiply_panel(&layer->gate, 2 * block + half, &s->narrow, first, count, gate[half]);
+        multiply_panel(&layer->up, 2 * block + half, &s->narrow, first, count, up[half]);
+    }
+    for (int64_t r = 0; r < count; r++) {
+        float product[BLOCK] ALIGNED;
+        for (int64_t half = 0; half < 2 && 2 * block + half < panels; half++) {
+            const f32x16 g = load_f32(gate[half] + r * PANEL), u = load_f32(up[half] + r * PANEL);
+            store_f32(product + half * PANEL, g / (1.0f + exp_f32(-g)) * u);
+        }
+        quantise_block(&s->wide, first + r, block, product, left);
     }
 }
 
-/* wide = quantised silu(gate) * up, a block of outputs at a time. Called by all threads. */
-static void project_gate_up(const state *s, const decoder_layer *layer, int64_t num_rows) {
-    const int64_t step = tile_rows(num_rows), width = layer->gate.num_rows, panels = num_panels(&layer->gate);
-#pragma omp for schedule(static)
-    for (int64_t block = 0; block < s->wide.num_blocks; block++) {
-        const int64_t left = width - block * BLOCK < BLOCK ? width - block * BLOCK : BLOCK;
-        for (int64_t first = 0; first < num_rows; first += step) {
-            const int64_t count = num_rows - first < step ? num_rows - first : step;
-            float gate[2][MAX_TILE * PANEL] ALIGNED, up[2][MAX_TILE * PANEL] ALIGNED;
-            for (int64_t half = 0; half < 2 && 2 * block + half < panels; half++) {
-                multiply_panel(&layer->gate, 2 * block + half, &s->narrow, first, count, gate[half]);
-                multiply_panel(&layer->up, 2 * block + half, &s->narrow, first, count, up[half]);
-            }
-            for (int64_t r = 0; r < count; r++) {
-                float product[BLOCK] ALIGNED;
-                for (int64_t half = 0; half < 2 && 2 * block + half < panels; half++) {
-                    const f32x16 g = load_f32(gate[half] + r * PANEL), u = load_f32(up[half] + r * PANEL);
-                    store_f32(product + half * PANEL, g / (1.0f + exp_f32(-g)) * u);
-                }
-                quantise_block(&s->wide, first + r, block, product, left);
-            }
-        }
-    }
+static void project_gate_up(const worker *w, const state *s, const decoder_layer *layer, int64_t num_rows) {
+    const int64_t step = tile_rows(num_rows);
+    int64_t first_block, last_block;
+    while (claim(w, s->wide.num_blocks, &first_block, &last_block))
+        for (int64_t block = first_block; block < last_block; block++)
+            for (int64_t first = 0; first < num_rows; first += step)
+                gate_up_block(s, layer, block, first, num_rows - first < step ? num_rows - first : step);
+    next_phase(w);
 }
 
 /* --- layers --------------------------------------------------------------------------------- */
 
-/* Called by all threads of the parallel region. */
-static void run_layer(const state *s, const attention_plan *plan, const decoder_layer *layer, const kv_layer *cache) {
+/* Called by all threads of the team. */
+static void run_layer(const worker *w, const state *s, const attention_plan *plan, const decoder_layer *layer,
+                      const kv_layer *cache) {
     const decoder *d = s->d;
-    const int64_t num_tokens = s->batch->num_tokens, dim = d->head_dim;
-    const head_rows query = {s->qkv, (d->num_heads + 2 * d->num_kv_heads) * dim, d->num_heads, TYPE_F32};
-    const head_rows attended = {s->attended, d->num_heads * dim, d->num_heads, TYPE_F32};
-#pragma omp for
-    for (int64_t t = 0; t < num_tokens; t++)
-        norm_and_quantise(s->x + t * d->hidden, layer->attention_norm, d->hidden, d->eps, &s->narrow, t);
-    project(&layer->qkv, &s->narrow, num_tokens, s->qkv, 0);
-#pragma omp for
-    for (int64_t t = 0; t < num_tokens; t++) place_token(s, layer, cache, t);
-    attention_run(plan, &query, &attended, cache, s->batch, 1.0f / sqrtf((float)dim));
+    const int64_t num_tokens = s->batch->num_tokens, dim = d->head_dim, width = d->num_heads * dim;
+    const int64_t first = first_row(w, num_tokens), last = last_row(w, num_tokens);
+    const head_rows query = {s->qkv, width + 2 * d->num_kv_heads * dim, d->num_heads, TYPE_F32};
+    const head_rows attended = {s->attended, width, d->num_heads, TYPE_F32};
     quant_rows heads = s->narrow;
-    heads.num_blocks = (d->num_heads * dim + BLOCK - 1) / BLOCK;
-#pragma omp for
-    for (int64_t t = 0; t < num_tokens; t++)
-        quantise_row(&heads, t, s->attended + t * d->num_heads * dim, d->num_heads * dim);
-    project(&layer->output, &heads, num_tokens, s->x, 1);
-#pragma omp for
-    for (int64_t t = 0; t < num_tokens; t++)
+    heads.num_blocks = (width + BLOCK - 1) / BLOCK;
+    for (int64_t t = first; t < last; t++)
+        norm_and_quantise(s->x + t * d->hidden, layer->attention_norm, d->hidden, d->eps, &s->narrow, t);
+    next_phase(w);
+    project(w, &layer->qkv, &s->narrow, num_tokens, s->qkv, 0);
+    for (int64_t t = first; t < last; t++) place_token(s, layer, cache, t);
+    next_phase(w);
+    attention_run(w, plan, &query, &attended, cache, s->batch, 1.0f / sqrtf((float)dim));
+    for (int64_t t = first; t < last; t++) quantise_row(&heads, t, s->attended + t * width, width);
+    next_phase(w);
+    project(w, &layer->output, &heads, num_tokens, s->x, 1);
+    for (int64_t t = first; t < last; t++)
         norm_and_quantise(s->x + t * d->hidden, layer->mlp_norm, d->hidden, d->eps, &s->narrow, t);
-    project_gate_up(s, layer, num_tokens);
-    project(&layer->down, &s->wide, num_tokens, s->x, 1);
+    next_phase(w);
+    project_gate_up(w, s, layer, num_tokens);
+    project(w, &layer->down, &s->wide, num_tokens, s->x, 1);
 }
 
 INLINE int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -202,24 +210,25 @@ int64_t specgate_decoder_forward(const decoder *d, const ragged_batch *batch, co
                                  const kv_layer *cache, int64_t layer_bytes, float *hidden, int64_t num_threads) {
     state s = {.d = d, .batch = batch};
     attention_plan plan;
+    team threads = {0};
     if (attention_plan_make(&plan, batch, d->num_heads / d->num_kv_heads, d->num_kv_heads)) return -1;
     void *memory = allocate(&s, batch->num_tokens);
     if (memory == NULL) {
         attention_plan_free(&plan);
         return -1;
     }
-#pragma omp parallel num_threads(num_threads)
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
-#pragma omp for
-        for (int64_t t = 0; t < batch->num_tokens; t++) start_token(&s, token_ids, t);
+        const worker w = join_team(&threads);
+        const int64_t first = first_row(&w, batch->num_tokens), last = last_row(&w, batch->num_tokens);
+        for (int64_t t = first; t < last; t++) start_token(&s, token_ids, t);
         for (int64_t l = 0; l < d->num_layers; l++) {
             kv_layer layer_cache = *cache;
             layer_cache.key = (char *)cache->key + l * layer_bytes;
             layer_cache.value = (char *)cache->value + l * layer_bytes;
-            run_layer(&s, &plan, &d->layers[l], &layer_cache);
+            run_layer(&w, &s, &plan, &d->layers[l], &layer_cache);
         }
-#pragma omp for
-        for (int64_t t = 0; t < batch->num_tokens; t++)
+        for (int64_t t = first; t < last; t++)
             norm_row(s.x + t * d->hidden, d->norm, d->hidden, d->eps, hidden + t * d->hidden);
     }
     free(memory);

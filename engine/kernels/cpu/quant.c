@@ -15,6 +15,7 @@
 
 #include <stdlib.h>
 
+#include "team.h"
 #include "vec.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
@@ -390,6 +391,19 @@ void multiply_panel(const quant_matrix *m, int64_t panel, const quant_rows *rows
         for (int64_t r = 0; r < count; r++) tile[r * PANEL + lane] += m->bias[panel * PANEL + lane];
 }
 
+static void write_panel(const quant_matrix *matrix, int64_t panel, const quant_rows *rows, int64_t num_rows, float *out) {
+    const int64_t left = matrix->num_rows - panel * PANEL;
+    const int64_t tiles = (num_rows + MAX_TILE - 1) / MAX_TILE, step = (num_rows + tiles - 1) / tiles;
+    for (int64_t first = 0; first < num_rows; first += step) {
+        const int64_t count = num_rows - first < step ? num_rows - first : step;
+        float tile[MAX_TILE * PANEL] ALIGNED;
+        multiply_panel(matrix, panel, rows, first, count, tile);
+        for (int64_t r = 0; r < count; r++)
+            memcpy(out + (first + r) * matrix->num_rows + panel * PANEL, tile + r * PANEL,
+                   (size_t)(left < PANEL ? left : PANEL) * sizeof(float));
+    }
+}
+
 /* out [num_rows, matrix rows] = input [num_rows, matrix cols] x matrix^T + bias. Returns 0, or -1
  * when memory ran out. */
 int64_t specgate_linear(const quant_matrix *matrix, const float *input, int64_t num_rows, float *out,
@@ -397,21 +411,17 @@ int64_t specgate_linear(const quant_matrix *matrix, const float *input, int64_t 
     void *memory;
     if (posix_memalign(&memory, 64, (size_t)quant_rows_bytes(num_rows, matrix->num_cols)) != 0) return -1;
     const quant_rows rows = quant_rows_at(memory, num_rows, matrix->num_cols);
-#pragma omp parallel num_threads(num_threads)
+    team threads = {0};
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
-#pragma omp for
-        for (int64_t r = 0; r < num_rows; r++) quantise_row(&rows, r, input + r * matrix->num_cols, matrix->num_cols);
-#pragma omp for
-        for (int64_t panel = 0; panel < num_panels(matrix); panel++)
-            for (int64_t first = 0; first < num_rows; first += MAX_TILE) {
-                const int64_t count = num_rows - first < MAX_TILE ? num_rows - first : MAX_TILE;
-                const int64_t left = matrix->num_rows - panel * PANEL;
-                float tile[MAX_TILE * PANEL] ALIGNED;
-                multiply_panel(matrix, panel, &rows, first, count, tile);
-                for (int64_t r = 0; r < count; r++)
-                    memcpy(out + (first + r) * matrix->num_rows + panel * PANEL, tile + r * PANEL,
-                           (size_t)(left < PANEL ? left : PANEL) * sizeof(float));
-            }
+        const worker w = join_team(&threads);
+        int64_t first_panel, last_panel;
+        for (int64_t r = first_row(&w, num_rows); r < last_row(&w, num_rows); r++)
+            quantise_row(&rows, r, input + r * matrix->num_cols, matrix->num_cols);
+        next_phase(&w);
+        while (claim(&w, num_panels(matrix), &first_panel, &last_panel))
+            for (int64_t panel = first_panel; panel < last_panel; panel++)
+                write_panel(matrix, panel, &rows, num_rows, out);
     }
     free(memory);
     return 0;
