@@ -199,6 +199,7 @@ class Acceptance:
         factor, start = _length_correction(belief, self.max_depth)
         depth = np.arange(self.max_depth + 1)
         tokens = np.minimum(1.0 + factor * np.concatenate([[0.0], np.cumsum(survival)]), depth + 1.0)
+        tokens = np.maximum.accumulate(tokens)
         # Positions of one draft stand and fall together: their deviations add up, not their variances.
         sd = np.sqrt(survival * (1 - survival) / belief.evidence[: self.max_depth])
         spread = _Z * np.concatenate([[0.0], np.cumsum(sd)])
@@ -222,9 +223,9 @@ class Acceptance:
         survive = belief.survive[: self.max_depth].tolist()
         effects = [Effect("bonus token", 1.0, 1.0, 1.0)]
         effects += [Effect(f"position {j + 1}", s, per_draft, s * per_draft) for j, s in enumerate(survive)]
-        excess = sum(e.effect for e in effects) - (self.max_depth + 1.0)
-        if excess > 0:
-            effects.append(Effect("ceiling K+1", 1.0, -excess, -excess))
+        bound = self.predict_one(x).expected_tokens[-1] - sum(e.effect for e in effects)
+        if abs(bound) > 1e-9:
+            effects.append(Effect("bounds: rising in K, at most K+1", 1.0, bound, bound))
         return Explanation(tuple(effects), sum(e.effect for e in effects), "tokens per step")
 
     def state(self) -> State:
@@ -307,5 +308,6 @@ class RequestCurves:
         if num_steps is not None:
             shrink = 2 * self._shrink
             rate = np.minimum((num_drafts + shrink * rate) / (num_steps + shrink), 1.0)
-        expected: Array = np.minimum(1.0 + rate[:, None] * self._factor[curve] * bent, self._ceiling)
-        return expected
+        expected = np.minimum(1.0 + rate[:, None] * self._factor[curve] * bent, self._ceiling)
+        rising: Array = np.maximum.accumulate(expected, axis=1)
+        return rising

@@ -36,6 +36,7 @@ _TYPICAL_TOKENS = {
 }
 _TYPICAL_UNKNOWN = 90.0
 _COPY_SLOPE = {"code_edit": 0.6, "translation": 0.6}  # these answers are about as long as their input
+_SLOPE = 0.1
 _TYPICAL_PROMPT, _TYPICAL_CEILING = 200.0, 512.0
 _UNKNOWN = "unknown"
 _GROUPS = (*TASKS, _UNKNOWN)
@@ -55,7 +56,7 @@ _NAMES = (
 
 def _priors() -> tuple[list[float], list[float]]:
     level = [math.log(_TYPICAL_TOKENS.get(g, _TYPICAL_UNKNOWN)) for g in _GROUPS]
-    slope = [_COPY_SLOPE.get(g, 0.1) for g in _GROUPS]
+    slope = [_COPY_SLOPE.get(g, _SLOPE) for g in _GROUPS]
     mean = [*level, *slope, 0.7, 0.0, 0.1]
     return mean, [1.0] * len(_GROUPS) + [0.3] * len(_GROUPS) + [0.3, 0.5, 0.2]
 
@@ -75,9 +76,10 @@ class OutputLength:
         row = np.zeros(len(_NAMES))
         row[at] = 1.0
         row[len(_GROUPS) + at] = math.log(max(x.num_prompt_tokens, 1) / _TYPICAL_PROMPT)
-        if x.asked_tokens is not None:
-            typical = _TYPICAL_TOKENS.get(group, _TYPICAL_UNKNOWN)
-            row[-3] = math.log(max(x.asked_tokens, 1.0) / typical)
+        if x.asked_tokens is not None:  # measured from where the answer would be expected without it
+            expected = math.log(_TYPICAL_TOKENS.get(group, _TYPICAL_UNKNOWN))
+            expected += _COPY_SLOPE.get(group, _SLOPE) * row[len(_GROUPS) + at]
+            row[-3] = math.log(max(x.asked_tokens, 1.0)) - expected
             row[-2] = 1.0
         if x.max_tokens is not None:
             row[-1] = math.log(max(x.max_tokens, 1) / _TYPICAL_CEILING)

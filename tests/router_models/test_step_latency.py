@@ -1,0 +1,149 @@
+"""The step model recovers known costs, follows a machine that changes speed, and shrugs off pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from router_models.drift import PageHinkley
+from router_models.least_squares import solve_nonnegative
+from router_models.step_latency import StepLatency
+from router_models.types import DraftFeatures, StepFeatures, StepTiming
+
+TRUE = {"c0": 0.02, "c_seq": 0.0008, "c_tok": 0.0015, "c_kv": 2e-6, "c_sample": 1e-4}
+
+
+def step(rng: np.random.Generator, slow: float = 1.0, noise: float = 0.03) -> tuple[StepFeatures, StepTiming]:
+    """One step of a machine whose costs are TRUE times `slow`."""
+    batch, depth = int(rng.integers(1, 17)), int(rng.integers(0, 6))
+    kv, tokens = float(batch * rng.integers(100, 1500)), float(batch * (1 + depth))
+    sampled = tokens if rng.random() < 0.3 else 0.0
+    target = TRUE["c0"] + TRUE["c_seq"] * batch + TRUE["c_tok"] * tokens + TRUE["c_kv"] * kv
+    target += TRUE["c_sample"] * sampled
+    drafts: tuple[DraftFeatures, ...] = ()
+    draft_s: tuple[float, ...] = ()
+    if depth:
+        drafts = (DraftFeatures("draft", depth, batch, batch * depth, kv),)
+        cost = 0.004 * depth + 0.0003 * batch * depth + 5e-7 * kv
+        draft_s = (slow * cost * float(np.exp(noise * rng.normal())),)
+    seconds = slow * target * float(np.exp(noise * rng.normal())) + sum(draft_s)
+    return StepFeatures(batch, tokens, kv, 0.0, sampled, drafts), StepTiming(seconds, draft_s)
+
+
+def errors(
+    model: StepLatency, make: Callable[[], tuple[StepFeatures, StepTiming]], count: int
+) -> list[float]:
+    """Relative errors of predictions made before each step was learned."""
+    found = []
+    for _ in range(count):
+        x, y = make()
+        found.append(abs(model.predict_one(x).seconds - y.seconds) / y.seconds)
+        model.learn_one(x, y)
+    return found
+
+
+def test_known_costs_are_recovered_under_noise() -> None:
+    rng, model = np.random.default_rng(0), StepLatency()
+    late = errors(model, lambda: step(rng), 600)[300:]
+    assert np.mean(late) < 0.035  # the noise itself is 3 % on each part
+    c = model.coefficients()
+    assert c.c0_s == pytest.approx(TRUE["c0"], rel=0.15)
+    assert c.c_tok_s == pytest.approx(TRUE["c_tok"], rel=0.15)
+    assert c.c_kv_s == pytest.approx(TRUE["c_kv"], rel=0.3)
+    assert c.drafters["draft"].d0_s == pytest.approx(0.004, rel=0.15)
+    assert c.drafters["draft"].calls_per_token == pytest.approx(1.0)
+    assert c.drafters["draft"].kv_per_target_kv == pytest.approx(1.0)
+    assert c.knee_tokens is None
+
+
+def test_a_machine_at_half_speed_is_followed_within_a_few_steps() -> None:
+    rng, model = np.random.default_rng(1), StepLatency()
+    errors(model, lambda: step(rng), 400)
+    after = errors(model, lambda: step(rng, slow=2.0), 120)
+    assert np.mean(after[:5]) > 0.3
+    assert np.mean(after[20:]) < 0.06
+    assert model.num_drifts >= 1
+
+
+def test_drift_while_only_one_kind_of_step_runs_scales_what_is_known_of_others() -> None:
+    rng, model = np.random.default_rng(2), StepLatency()
+    errors(model, lambda: step(rng), 400)
+    lone = StepFeatures(1, 1, 500)
+    for _ in range(60):
+        model.learn_one(lone, StepTiming(3.0 * (0.02 + 0.0008 + 0.0015 + 0.001)))
+    big = StepFeatures(16, 16, 16 * 800)
+    slow = 3.0 * (0.02 + 16 * 0.0023 + 16 * 800 * 2e-6)
+    assert model.predict_one(big).seconds == pytest.approx(slow, rel=0.15)
+
+
+def test_pauses_do_not_wreck_the_model() -> None:
+    rng, model = np.random.default_rng(3), StepLatency()
+    errors(model, lambda: step(rng), 200)
+    for _ in range(5):
+        x, y = step(rng)
+        model.learn_one(x, StepTiming(y.seconds + 2.0, y.draft_s))
+        assert np.mean(errors(model, lambda: step(rng), 20)) < 0.06
+    assert model.num_drifts == 0
+
+
+def test_coefficients_are_never_negative() -> None:
+    rng, model = np.random.default_rng(4), StepLatency()
+    for _ in range(200):  # a cost that falls with the batch cannot be said with the model's terms
+        batch = int(rng.integers(1, 9))
+        model.learn_one(StepFeatures(batch, batch, batch * 100.0), StepTiming(0.1 / batch))
+    c = model.coefficients()
+    assert min(c.c0_s, c.c_seq_s, c.c_tok_s, c.c_kv_s, c.c_sample_s) >= 0
+
+
+def test_a_knee_is_taken_where_it_is_and_only_there() -> None:
+    rng, model = np.random.default_rng(5), StepLatency()
+    for _ in range(800):
+        tokens = int(rng.integers(1, 80))
+        seconds = 0.01 + 0.0001 * tokens + 0.004 * max(0, tokens - 16)
+        model.learn_one(
+            StepFeatures(1, tokens, 200), StepTiming(seconds * float(np.exp(0.02 * rng.normal())))
+        )
+    c = model.coefficients()
+    assert c.knee_tokens == 16
+    assert c.c_tok_above_s == pytest.approx(0.004, rel=0.1)
+    assert c.c_tok_s < 0.001
+
+
+def test_prefill_steps_are_apart() -> None:
+    model = StepLatency()
+    for tokens in (64, 128, 256, 512) * 10:
+        model.learn_one(StepFeatures(0, tokens, tokens, tokens), StepTiming(0.005 + 0.001 * tokens))
+        model.learn_one(StepFeatures(1, 1, 100), StepTiming(0.03))
+    assert model.predict_one(StepFeatures(0, 384, 384, 384)).seconds == pytest.approx(0.389, rel=0.05)
+    assert model.predict_one(StepFeatures(1, 1, 100)).seconds == pytest.approx(0.03, rel=0.02)
+
+
+def test_untrained_says_so() -> None:
+    assert StepLatency().predict_one(StepFeatures(1, 1, 10)).is_prior
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays(np.float64, (6, 4), elements=st.floats(0, 10)), arrays(np.float64, 6, elements=st.floats(-5, 5))
+)
+def test_solve_nonnegative_meets_the_optimality_conditions(x: np.ndarray, y: np.ndarray) -> None:
+    a = x.T @ x + 1e-3 * np.eye(4)
+    b = x.T @ y
+    theta = solve_nonnegative(a, b)
+    gradient = a @ theta - b
+    assert (theta >= 0).all()
+    tolerance = 1e-6 * (1 + np.abs(b).max())
+    assert (gradient >= -tolerance).all()
+    assert np.abs(gradient * theta).max() <= tolerance * (1 + theta.max())
+
+
+def test_drift_test_ignores_one_outlier_and_finds_a_shift() -> None:
+    test = PageHinkley()
+    assert not any(test.observe(1000.0) for _ in range(1))
+    assert not any(test.observe(0.0) for _ in range(50))
+    assert any(test.observe(5.0) for _ in range(10))
