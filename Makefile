@@ -5,7 +5,7 @@ ARGS ?=
 export OMP_WAIT_POLICY ?= passive
 PYTEST := $(PY) -m pytest -q
 
-.PHONY: help setup serve demo test check test-slow clean
+.PHONY: help setup serve demo bench test check test-slow clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -18,6 +18,9 @@ serve: setup  ## serve the default model at http://127.0.0.1:8080 (ARGS="--port 
 
 demo: setup  ## start a server, send it real prompts of several kinds, print what was decided and measured
 	@exec $(PY) -m specgate demo $(ARGS)
+
+bench: setup  ## compare auto with fixed policies under load (ARGS="--duration 20 ..."); writes out/bench/
+	@exec $(PY) -m specgate bench sweep --out out/bench $(ARGS)
 
 test: setup  ## all tests but the slow ones
 	@$(PYTEST) -m "not slow" $(ARGS)

@@ -40,14 +40,13 @@ async def test_a_client_that_falls_behind_does_not_move_the_schedule() -> None:
     async def ask(job: Job, due_s: float) -> RawAnswer:
         answer = RawAnswer(job, due_s, sent_s=clock.monotonic())
         if job.id == "j0":
-            clock.advance(0.03)  # the whole client stands still
+            clock.advance(1.0)  # the whole client stands still
         return answer
 
     answers = await open_loop(jobs(0.0, 0.01, 0.02, 0.029), ask, clock)
     due = [answer.due_s for answer in answers]
     assert [at_s - due[0] for at_s in due] == pytest.approx([0.0, 0.01, 0.02, 0.029])
-    late = [answer.sent_s - answer.due_s for answer in answers[1:]]
-    assert late == pytest.approx([0.02, 0.01, 0.001])
+    assert [answer.sent_s for answer in answers[1:]] == pytest.approx([1.0] * 3)
 
 
 async def test_arrivals_are_sent_in_order_of_time() -> None:
