@@ -54,14 +54,15 @@ class EmbeddedBackend:
         self._fault: str | None = None  # the text side cannot be loaded
         self._created_s = int(clock.wall())
         self._card = ModelCard(config.model_id, config.engine.max_model_len or 0, created_s=self._created_s)
+        self._carded: wire.Ready | None = None  # what the card was made of
         self._ids = itertools.count()
 
     @property
     def card(self) -> ModelCard:
         """What is served. Until the engine was ready once, `max_model_len` is the configured one, or 0."""
         ready = self._supervisor.ready
-        if ready is not None and ready.max_model_len != self._card.max_model_len:
-            self._card = self._card_of(ready)
+        if ready is not None and ready is not self._carded:
+            self._card, self._carded = self._card_of(ready), ready
         return self._card
 
     async def start(self) -> None:

@@ -19,7 +19,7 @@ from tests.specgate.backends.embedded.requests_for_tests import until
 @pytest.fixture(scope="package")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer model with tokenizer and chat template."""
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_model_len=8192)
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_model_len=9000)
 
 
 @pytest.fixture(scope="package")
@@ -30,6 +30,7 @@ def engine_config(tiny_folder: Path) -> EngineConfig:
         num_threads=1,
         num_blocks=2048,
         max_sequences=2,
+        max_model_len=8192,
         draft_model=DraftModelConfig(layers_of_target=1),
     )
 
