@@ -37,6 +37,7 @@ class Reading:
     min_samples: int = 1
     is_floor: bool = False  # bad is below
     what: str = ""  # names the value: "TPOT p95 against baseline"
+    kind: str = ""  # the same in one word, for metrics
 
     @property
     def severity(self) -> float:
@@ -63,10 +64,15 @@ class Door:
 
     state: DoorState = DoorState.ALLOWED
     since_s: float = 0.0
-    opens_s: float = 0.0
+    opens_s: float = 0.0  # 0: it never shut
     num_trips: int = 0  # in a row
     reading: Reading | None = None  # the last; None: no data
     why: str = ""  # of the last trip
+
+    @property
+    def has_shut(self) -> bool:
+        """It tripped before, however long ago."""
+        return self.opens_s > 0
 
 
 def advance(
@@ -125,7 +131,7 @@ class ProbeBudget:
     @property
     def has_one(self) -> bool:
         """A probe could be made now."""
-        return self._credit >= 1.0
+        return self._credit >= 1.0 - 1e-9
 
     def count(self, *, was_probe: bool) -> None:
         """A request that met the door, and whether it was let through to probe."""

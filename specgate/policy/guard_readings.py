@@ -76,6 +76,7 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class _Quantity:
     name: str
+    kind: str
     level: float  # quantile
     error: float  # standard error of its logarithm, in sd/sqrt(n) of a normal distribution
     limit: Callable[[LatencyGuard], float]
@@ -92,9 +93,9 @@ def _gaps(outcome: RequestOutcome) -> Iterator[float]:
 
 
 _QUANTITIES = (
-    _Quantity("median decode time per token", 0.5, 1.25, lambda c: c.max_decode_ratio, _tpot),
-    _Quantity("TPOT p95", 0.95, 2.11, lambda c: c.max_tpot_p95_ratio, _tpot),
-    _Quantity("ITL p99", 0.99, 3.73, lambda c: c.max_itl_p99_ratio, _gaps),
+    _Quantity("median decode time per token", "decode_time", 0.5, 1.25, lambda c: c.max_decode_ratio, _tpot),
+    _Quantity("TPOT p95", "tpot_p95", 0.95, 2.11, lambda c: c.max_tpot_p95_ratio, _tpot),
+    _Quantity("ITL p99", "itl_p99", 0.99, 3.73, lambda c: c.max_itl_p99_ratio, _gaps),
 )
 
 
@@ -176,6 +177,7 @@ class LatencyBook:
             num_samples=num,
             min_samples=probe_samples or self._config.min_samples,
             what=quantity.name if probe_samples is not None else f"{quantity.name}, at least,",
+            kind=quantity.kind,
         )
 
 
@@ -258,16 +260,19 @@ class AcceptanceBook:
             self._config.min_drafts if probe_samples is None else min(self._config.min_drafts, probe_samples)
         )
         readings = []
-        reached: list[int] = [item.num_reached for item in items if item.num_reached is not None]
-        if len(reached) == len(items) and sum(reached):
-            share = accepted / sum(reached)
+        reached = [item.num_reached for item in items if item.num_reached is not None]
+        num_reached = sum(reached)
+        if len(reached) == len(items) and num_reached:
+            share = accepted / num_reached
             floor = self._config.min_acceptance
-            readings.append(Reading(share, floor, "acceptance", num, least, True, "acceptance"))
+            readings.append(Reading(share, floor, "acceptance", num, least, True, "acceptance", "acceptance"))
         tokens = costs.floor_tokens(scope[0], batch, depth)
         if tokens is not None:
             what = f"tokens per drafted step (floor at B={batch:.1f}, K={depth:.1f})"
             floor = tokens * (1 - self._config.margin)
-            readings.append(Reading(1 + accepted / num, floor, "tokens/step", num, least, True, what))
+            readings.append(
+                Reading(1 + accepted / num, floor, "tokens/step", num, least, True, what, "floor")
+            )
         return max(readings, key=lambda reading: reading.severity, default=None)
 
     def _put(self, scope: Scope, drafted: _Drafted) -> None:
@@ -310,7 +315,8 @@ class ErrorBook:
         least = 1 if num > borne or probe_samples is None else probe_samples
         told = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
         what = f"number of drafter errors ({told})" if told else "number of drafter errors"
-        return Reading(float(num), borne + 0.5, "errors", max(num_tries, num), least, what=what)
+        kind = max(kinds, key=lambda k: (k in self._config.fatal_kinds, kinds[k]), default="")
+        return Reading(float(num), borne + 0.5, "errors", max(num_tries, num), least, what=what, kind=kind)
 
 
 class CheckBook:
@@ -335,7 +341,7 @@ class CheckBook:
         bad = float(checks.count(False))
         least = probe_samples if probe_samples is not None and not bad else 1
         what = f"number of greedy answers that differ from baseline's, of {len(checks)},"
-        return Reading(bad, 0.5, "answers", len(checks), least, what=what)
+        return Reading(bad, 0.5, "answers", len(checks), least, what=what, kind="mismatch")
 
 
 def worst(readings: Mapping[str, Reading | None]) -> Reading | None:

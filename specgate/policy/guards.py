@@ -65,6 +65,7 @@ class Change:
     after: DoorState
     why: str
     is_enforced: bool
+    kind: str = ""  # of the reading that shut it
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +197,11 @@ class GuardPanel:
         readings: dict[str, Reading | None] = {}
         if self._limits.max_requests_per_s is not None:
             limit = self._limits.max_requests_per_s
-            readings["rate"] = Reading(rate, limit, "requests/s", what="the request rate")
+            readings["rate"] = Reading(rate, limit, "requests/s", what="the request rate", kind="rate")
         rho = now.costs.rho(rate)
         if rho is not None and self._config.load.max_rho is not None:
             what = "the load, as a share of predicted capacity,"
-            readings["rho"] = Reading(rho, self._config.load.max_rho, "of capacity", what=what)
+            readings["rho"] = Reading(rho, self._config.load.max_rho, "of capacity", what=what, kind="rho")
         return worst(readings)
 
     def _memory(self, now: Conditions) -> Reading | None:
@@ -208,10 +209,12 @@ class GuardPanel:
         readings: dict[str, Reading | None] = {}
         if free is not None:
             what = "the share of free KV blocks"
-            readings["kv"] = Reading(free, guard.min_free_kv_ratio, "of all", is_floor=True, what=what)
+            readings["kv"] = Reading(
+                free, guard.min_free_kv_ratio, "of all", is_floor=True, what=what, kind="kv_blocks"
+            )
         if now.memory_bytes is not None and guard.max_memory_bytes is not None:
             used, limit = float(now.memory_bytes), float(guard.max_memory_bytes)
-            readings["memory"] = Reading(used, limit, "bytes", what="the memory in use")
+            readings["memory"] = Reading(used, limit, "bytes", what="the memory in use", kind="memory")
         return worst(readings)
 
     def _measured(self, now: Conditions) -> dict[_Key, Reading | None]:
@@ -239,7 +242,7 @@ class GuardPanel:
             return float("-inf"), None
         if door.state is DoorState.PROBING:
             return door.since_s, self._config.timing.probe_samples
-        return (door.since_s if door.num_trips else float("-inf")), None
+        return (door.since_s if door.has_shut else float("-inf")), None  # what shut it once is past
 
     # --- doors ------------------------------------------------------------------------------
 
@@ -256,7 +259,9 @@ class GuardPanel:
             if after.state is not door.state:
                 is_trip = after.state is DoorState.SHUT
                 why = after.why if is_trip else f"after {now.now_s - door.since_s:.0f} s {door.state.value}"
-                changes.append(Change(guard, policy, task, door.state, after.state, why, mode == "enforce"))
+                kind = reading.kind if reading is not None and is_trip else ""
+                is_enforced = mode == "enforce"
+                changes.append(Change(guard, policy, task, door.state, after.state, why, is_enforced, kind))
         return changes
 
     def _entries(self) -> Iterable[Shut]:
@@ -293,12 +298,14 @@ def _queue_wait(now: Conditions, limits: Limits, config: GuardsConfig) -> Readin
         return None
     readings: dict[str, Reading | None] = {}
     if now.load.queue_wait_p95_ms is not None:
-        readings["measured"] = Reading(now.load.queue_wait_p95_ms, limit, "ms", what="queue wait p95")
+        readings["measured"] = Reading(
+            now.load.queue_wait_p95_ms, limit, "ms", what="queue wait p95", kind="p95"
+        )
     num_ahead = now.load.num_queued + now.load.num_waiting
     if config.queue_wait.has_forecast and num_ahead and now.requests_done_per_s:
         wait_ms = num_ahead / now.requests_done_per_s * 1e3
         readings["forecast"] = Reading(
-            wait_ms, limit, "ms", what=f"the wait for the {num_ahead} in the queue"
+            wait_ms, limit, "ms", what=f"the wait for the {num_ahead} queued", kind="forecast"
         )
     return worst(readings)
 

@@ -1,0 +1,366 @@
+"""The guards of one model: what shuts what, what overrides and rollouts get past, and the state machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.spec.planner import SequenceView, StepView
+from engine.types import BASELINE, DrafterError, DraftWork, PolicyAssignment
+from specgate.config.guards import (
+    AcceptanceGuard,
+    ConsistencyGuard,
+    DoorTiming,
+    DrafterGuard,
+    GuardsConfig,
+    LatencyGuard,
+    LoadGuard,
+    MemoryGuard,
+)
+from specgate.policy.door import DoorState
+from specgate.policy.guard_readings import NoCosts
+from specgate.policy.guards import Change, Conditions, GuardPanel, Limits
+from specgate.policy.plan_step import StepPlanner
+from specgate.policy.reasons import Reason
+from specgate.types import LoadView
+from tests.specgate.policy.guard_samples import outcome, step
+
+METHODS = ("ngram", "draft")
+LIMITS = Limits(max_queue_wait_p95_ms=200, max_requests_per_s=10)
+TIMING = DoorTiming(cooldown_s=10, max_cooldown_s=100, probe_share=0.1, probe_samples=3)
+CONFIG = GuardsConfig(timing=TIMING)
+
+
+class Costs(NoCosts):
+    """Some numbers of a latency model."""
+
+    def __init__(self, ratios: dict[str, float] | None = None, floor: float | None = None) -> None:
+        self.ratios, self.floor = ratios or {}, floor
+
+    def capacity_ratio(self, policy: str) -> float | None:
+        return self.ratios.get(policy)
+
+    def floor_tokens(self, policy: str, batch: float, depth: float) -> float | None:
+        return None if self.floor is None else self.floor + 0.1 * batch
+
+
+def at(now_s: float, costs: NoCosts | None = None, memory: int | None = None, **load: float) -> Conditions:
+    return Conditions(
+        now_s, LoadView(**load), METHODS, memory, requests_done_per_s=2.0, costs=costs or NoCosts()
+    )
+
+
+def shut_of(panel: GuardPanel, task: str = "chat") -> dict[str, Reason]:
+    return {policy: entry.reason for policy, entry in panel.openings(task, may_probe=False).shut.items()}
+
+
+def trips(changes: list[Change]) -> list[tuple[str, str, str | None]]:
+    return [(c.guard.value, c.policy, c.task) for c in changes if c.after is DoorState.SHUT]
+
+
+def test_queue_wait_shuts_what_costs_capacity_or_is_unknown_and_spares_what_raises_it() -> None:
+    panel = GuardPanel(CONFIG, LIMITS)
+    costs = Costs({"ngram": 0.8})  # nothing is known of draft
+    changes = panel.look(at(0, costs, queue_wait_p95_ms=250))
+    assert trips(changes) == [("queue_wait_guard", "draft", None)]
+    assert "250 ms, above 200" in changes[0].why
+    assert shut_of(panel) == {"draft": Reason.QUEUE_WAIT_GUARD}
+    assert trips(panel.look(at(1, Costs({"ngram": 1.1}), queue_wait_p95_ms=250))) == [
+        ("queue_wait_guard", "ngram", None)
+    ]
+    panel.look(at(12, queue_wait_p95_ms=195))
+    assert len(shut_of(panel)) == 2  # within the hysteresis
+    panel.look(at(12, queue_wait_p95_ms=100))
+    assert shut_of(panel) == {}
+
+
+def test_a_queue_that_will_take_too_long_shuts_before_anybody_has_waited() -> None:
+    panel = GuardPanel(CONFIG, LIMITS)
+    changes = panel.look(at(0, num_queued=2, num_waiting=1))  # 3 ahead, 2 done per second: 1.5 s
+    assert {c.kind for c in changes} == {"forecast"}
+    silent = GuardPanel(replace(CONFIG, queue_wait=replace(CONFIG.queue_wait, has_forecast=False)), LIMITS)
+    assert silent.look(at(0, num_queued=2)) == []
+
+
+def test_load_guards_look_at_rate_and_rho() -> None:
+    class Near(NoCosts):
+        def rho(self, requests_per_s: float) -> float:
+            return requests_per_s / 4
+
+    panel = GuardPanel(CONFIG, LIMITS)
+    assert {c.kind for c in panel.look(at(0, requests_per_s=11))} == {"rate"}
+    near = GuardPanel(CONFIG, LIMITS)
+    assert {c.kind for c in near.look(at(0, Near(), requests_per_s=3.9))} == {"rho"}
+    unlimited = GuardPanel(replace(CONFIG, load=LoadGuard(max_rho=None)), Limits())
+    assert unlimited.look(at(0, Near(), requests_per_s=1e6)) == []
+
+
+def test_memory_and_drafter_doors_are_hard_and_others_are_not() -> None:
+    panel = GuardPanel(replace(CONFIG, memory=MemoryGuard(max_memory_bytes=1000)), LIMITS)
+    panel.look(at(0, memory=2000, free_kv_ratio=0.5))
+    pinned = PolicyAssignment("ngram", 4, is_pinned=True)
+    refusal = panel.shut.refusal("ngram", "chat", pinned)
+    assert refusal is not None
+    assert refusal.reason is Reason.MEMORY_PRESSURE
+    panel = GuardPanel(CONFIG, LIMITS)
+    panel.look(at(0, free_kv_ratio=0.01, requests_per_s=99))
+    assert shut_of(panel)["ngram"] is Reason.MEMORY_PRESSURE  # the hard one is told first
+    panel = GuardPanel(CONFIG, LIMITS)
+    panel.look(at(0, requests_per_s=99))
+    assert panel.shut.refusal("ngram", "chat", pinned) is None
+    assert panel.shut.refusal("ngram", "chat", PolicyAssignment("ngram", 4)) is not None
+    assert panel.shut.refusal(BASELINE, "chat", PolicyAssignment()) is None
+
+
+@pytest.mark.parametrize(("kind", "num"), [("oom", 1), ("verify_mismatch", 1), ("exception", 6), ("nan", 6)])
+def test_drafter_errors_shut_by_kind(kind: str, num: int) -> None:
+    panel = GuardPanel(CONFIG, LIMITS)
+    for count in range(num):
+        assert shut_of(panel) == {}, count
+        panel.add_step(step(errors=(DrafterError("draft", kind, "boom"),)), 0.0)
+        changes = panel.look(at(0.0))
+    assert trips(changes) == [("drafter_error", "draft", None)]
+    assert changes[0].kind == kind
+    assert f"{num} {kind}" in changes[0].why
+    # Tried again after the cool-down, by probes; three clean tries open it.
+    panel.look(at(10.1))
+    assert panel.openings("chat", may_probe=True).probes.keys() == {"draft"}
+    for _ in range(3):
+        panel.add_step(step(DraftWork("draft", 1, 1, 4, 2)), 10.2)
+    panel.look(at(11))
+    assert shut_of(panel) == {}
+
+
+def test_errors_while_probing_shut_for_longer() -> None:
+    panel = GuardPanel(CONFIG, LIMITS)
+    panel.add_step(step(errors=(DrafterError("draft", "oom", "boom"),)), 0.0)
+    assert len(trips(panel.look(at(0)))) == 1
+    panel.add_step(step(errors=(DrafterError("draft", "oom", "boom"),)), 5.0)
+    assert panel.look(at(5)) == []  # one that was under way
+    panel.look(at(10))
+    panel.add_step(step(errors=(DrafterError("draft", "exception", "boom"),)), 11.5)  # one is enough now
+    assert trips(panel.look(at(11.5))) == [("drafter_error", "draft", None)]
+    door = next(d for d in panel.describe(11.5) if d["guard"] == "drafter_error")
+    assert (door["num_trips"], door["opens_in_s"]) == (2, 20)
+
+
+def test_acceptance_below_the_load_dependent_floor_shuts_at_once_by_steps() -> None:
+    panel = GuardPanel(CONFIG, LIMITS)
+    costs = Costs(floor=1.2)
+    for _ in range(30):
+        panel.add_step(step(DraftWork("draft", 4, 1, 4, 1), batch=1), 1.0)  # E = 2 at a floor of 1.3
+    assert trips(panel.look(at(1, costs))) == []
+    for _ in range(30):
+        panel.add_step(step(DraftWork("draft", 4, 16, 64, 16), batch=16), 2.0)  # E = 2, floor 2.8
+    changes = panel.look(at(2, costs))
+    assert trips(changes) == [("acceptance_floor", "draft", None)]
+    assert "floor at B=15" in changes[0].why
+
+
+def test_acceptance_has_a_static_floor_per_task_without_any_model() -> None:
+    panel = GuardPanel(replace(CONFIG, acceptance=AcceptanceGuard(min_acceptance=0.3)), LIMITS)
+    panel.add_outcome(outcome(task="chat", accepted=2, reached=40, drafts=35), 0.0)
+    panel.add_outcome(outcome(task="code_edit", accepted=30, reached=40, drafts=35), 0.0)
+    assert trips(panel.look(at(0))) == [("acceptance_floor", "ngram", "chat")]
+    assert shut_of(panel, "chat") == {"ngram": Reason.ACCEPTANCE_FLOOR}
+    assert shut_of(panel, "code_edit") == {}
+
+
+def fill(panel: GuardPanel, policy: str, tpot_s: float, num: int, now_s: float, **more: object) -> None:
+    for index in range(num):
+        spread = 1 + 0.1 * ((index * 7) % 11 - 5) / 5
+        panel.add_outcome(outcome(policy, tpot_s=tpot_s * spread, **more), now_s)  # type: ignore[arg-type]
+
+
+def test_latency_is_compared_with_baseline_runs_of_the_same_task_and_prompt_band() -> None:
+    config = replace(CONFIG, latency=LatencyGuard(min_samples=20))
+    panel = GuardPanel(config, LIMITS)
+    fill(panel, "ngram", 0.014, 40, 0.0, num_prompt_tokens=4000)  # long prompts: slower by nature
+    fill(panel, BASELINE, 0.010, 40, 0.0, num_prompt_tokens=100)
+    assert panel.look(at(0)) == []
+    fill(panel, BASELINE, 0.0138, 40, 0.0, num_prompt_tokens=3500)
+    assert panel.look(at(1)) == []
+    fill(panel, "ngram", 0.014, 40, 1.0, num_prompt_tokens=110)
+    changes = panel.look(at(2))
+    assert trips(changes) == [("latency_guard", "ngram", "chat")]
+    assert "x baseline" in changes[0].why
+    assert shut_of(panel, "translation") == {}
+
+
+def test_latency_within_the_noise_does_not_shut() -> None:
+    panel = GuardPanel(CONFIG, LIMITS)
+    fill(panel, "ngram", 0.0112, 25, 0.0)  # 12 % slower in a spread of 6 %: beyond 1.10, not beyond doubt
+    fill(panel, BASELINE, 0.0100, 25, 0.0)
+    assert panel.look(at(0)) == []
+    reading = next(d for d in panel.describe(0) if d["guard"] == "latency_guard")
+    assert reading["state"] == "allowed"
+    assert reading["reading"] < 1.1
+
+
+def test_one_answer_that_differs_shuts_its_policy() -> None:
+    panel = GuardPanel(CONFIG, LIMITS)
+    panel.add_check("ngram", True, 0.0)
+    assert panel.look(at(0)) == []
+    panel.add_check("ngram", False, 1.0)
+    assert trips(panel.look(at(1))) == [("consistency_guard", "ngram", None)]
+    panel.look(at(11.1))
+    assert panel.wants_check("ngram")
+    for _ in range(3):
+        panel.add_check("ngram", True, 11.2)
+    panel.look(at(11.5))
+    assert shut_of(panel) == {}
+    assert not panel.wants_check("ngram")
+
+
+def test_observed_guards_report_and_shut_nothing_and_switched_off_ones_do_neither() -> None:
+    observe = GuardPanel(replace(CONFIG, load=LoadGuard(mode="observe")), LIMITS)
+    changes = observe.look(at(0, requests_per_s=99))
+    assert [c.is_enforced for c in changes] == [False, False]
+    assert shut_of(observe) == {}
+    assert {d["state"] for d in observe.describe(0) if d["guard"] == "load_guard"} == {"shut"}
+    off = GuardPanel(replace(CONFIG, load=LoadGuard(mode="off")), LIMITS)
+    assert off.look(at(0, requests_per_s=99)) == []
+    assert GuardPanel(replace(CONFIG, consistency=ConsistencyGuard(mode="off")), LIMITS).look(at(0)) == []
+
+
+def test_state_tells_reading_threshold_and_since_when() -> None:
+    panel = GuardPanel(CONFIG, LIMITS)
+    panel.look(at(5, requests_per_s=99))
+    door = next(d for d in panel.describe(7) if (d["guard"], d["policy"]) == ("load_guard", "draft"))
+    assert (door["reading"], door["threshold"], door["unit"], door["since_s"]) == (99, 10, "requests/s", 2)
+    assert (door["state"], door["opens_in_s"], door["mode"]) == ("shut", 8, "enforce")
+
+
+def test_probes_are_counted_against_a_budget() -> None:
+    panel = GuardPanel(CONFIG, LIMITS)
+    panel.add_step(step(errors=(DrafterError("draft", "oom", ""),)), 0.0)
+    panel.look(at(0))
+    panel.look(at(10.1))
+    probes = 0
+    for _ in range(100):
+        openings = panel.openings("chat", may_probe=True)
+        probes += panel.count(openings, "draft" if "draft" in openings.probes else BASELINE)
+        refused = panel.openings("chat", may_probe=False)
+        assert set(refused.shut) == {"draft"}
+    assert probes == 10
+
+
+def planned(shut: GuardPanel, policy: PolicyAssignment, task: str) -> int:
+    """Draft tokens that the real step planner grants under the panel's list."""
+    planner = StepPlanner()
+    planner.set_shut(shut.shut.entries)
+    sequence = SequenceView(
+        seq_id="s", policy=policy, label=task, temperature=0.0, top_p=1.0, num_tokens=50, num_output_tokens=9,
+        num_remaining_tokens=500, num_drafts=3, num_draft_tokens=12, num_accepted_tokens=9,
+        last_method="ngram", last_num_draft_tokens=4, last_num_accepted_tokens=3,
+    )  # fmt: skip
+    plans = planner.plan(StepView(1, 0.0, (sequence,), 0, 0, 1000))
+    return sum(plan.max_draft_tokens for plan in plans.values() if plan.method == policy.method)
+
+
+class GuardMachine(RuleBasedStateMachine):
+    """Any history of load, steps, outcomes and checks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = replace(CONFIG, drafter=DrafterGuard(max_errors=1), acceptance=AcceptanceGuard(min_drafts=5))
+        self.panel = GuardPanel(config, LIMITS)
+        self.now = 0.0
+        self.load: dict[str, float] = {}
+        self.met = dict.fromkeys(METHODS, 0)
+        self.probes = dict.fromkeys(METHODS, 0)
+
+    @rule(seconds=st.floats(0.01, 60))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.panel.look(at(self.now, **self.load))
+
+    @rule(wait=st.floats(0, 500), rate=st.floats(0, 20), free=st.floats(0, 1))
+    def load_changes(self, wait: float, rate: float, free: float) -> None:
+        self.load = {"queue_wait_p95_ms": wait, "requests_per_s": rate, "free_kv_ratio": free}
+        self.panel.look(at(self.now, **self.load))
+
+    @rule(policy=st.sampled_from(METHODS), kind=st.sampled_from(["oom", "exception", "nan"]))
+    def drafter_fails(self, policy: str, kind: str) -> None:
+        self.panel.add_step(step(errors=(DrafterError(policy, kind, ""),)), self.now)
+        self.panel.look(at(self.now, **self.load))
+
+    @rule(policy=st.sampled_from(METHODS), accepted=st.integers(0, 4), times=st.integers(1, 40))
+    def steps_are_taken(self, policy: str, accepted: int, times: int) -> None:
+        for _ in range(times):
+            self.panel.add_step(step(DraftWork(policy, 1, 1, 4, accepted)), self.now)
+
+    @rule(policy=st.sampled_from((BASELINE, *METHODS)), tpot=st.floats(0.001, 1), times=st.integers(1, 30),
+          accepted=st.integers(0, 20))  # fmt: skip
+    def requests_finish(self, policy: str, tpot: float, times: int, accepted: int) -> None:
+        drafts = 0 if policy == BASELINE else 20
+        for _ in range(times):
+            done = outcome(policy, tpot_s=tpot, accepted=accepted, reached=20 if drafts else 0, drafts=drafts)
+            self.panel.add_outcome(done, self.now)
+
+    @rule(policy=st.sampled_from(METHODS), is_match=st.booleans())
+    def an_answer_is_checked(self, policy: str, is_match: bool) -> None:
+        self.panel.add_check(policy, is_match, self.now)
+
+    @rule(wish=st.sampled_from(METHODS))
+    def a_request_comes(self, wish: str) -> None:
+        openings = self.panel.openings("chat", may_probe=True)
+        chosen = BASELINE if wish in openings.shut else wish
+        for policy in METHODS:
+            self.met[policy] += policy in openings.shut or policy in openings.probes
+        if self.panel.count(openings, chosen):
+            self.probes[chosen] += 1
+
+    @precondition(lambda self: bool(self.panel.shut))
+    @rule()
+    def everything_turns_good(self) -> None:
+        """No path to a stuck state: calm load, working drafters and time open every door."""
+        self.load = {}
+        for _ in range(4):
+            self.now += CONFIG.latency.window_s + TIMING.max_cooldown_s
+            self.panel.look(at(self.now))
+            for policy in METHODS:
+                for _ in range(20):
+                    self.panel.add_step(step(DraftWork(policy, 1, 1, 4, 4)), self.now)
+                    self.panel.add_check(policy, True, self.now)
+            for policy in (BASELINE, *METHODS):
+                drafts = 0 if policy == BASELINE else 20
+                for _ in range(30):
+                    good = outcome(policy, accepted=20 if drafts else 0, reached=drafts, drafts=drafts)
+                    self.panel.add_outcome(good, self.now)
+            self.now += 1
+            self.panel.look(at(self.now))
+        assert not self.panel.shut, self.panel.describe(self.now)
+
+    @invariant()
+    def what_is_shut_drafts_nothing(self) -> None:
+        for policy in METHODS:
+            doors = [
+                d for d in self.panel.describe(self.now)
+                if d["policy"] == policy and d["state"] != "allowed" and d["task"] in (None, "chat")
+            ]  # fmt: skip
+            common = PolicyAssignment(policy, 4)
+            probe, pinned = replace(common, is_probe=True), replace(common, is_pinned=True)
+            hard = [d for d in doors if d["guard"] in ("memory_pressure", "drafter_error")]
+            soft = [d for d in doors if d not in hard]
+            assert (planned(self.panel, common, "chat") == 0) == bool(doors)
+            if any(d["state"] == "shut" for d in doors):
+                assert planned(self.panel, probe, "chat") == 0
+            if hard:
+                assert planned(self.panel, pinned, "chat") == 0
+            elif soft:
+                assert planned(self.panel, pinned, "chat") == 4
+
+    @invariant()
+    def probes_are_bounded(self) -> None:
+        for policy in METHODS:
+            # A budget per door's scope: for the whole policy and for the task.
+            assert self.probes[policy] <= 2 + TIMING.probe_share * self.met[policy] + 1e-6
+
+
+GuardMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestGuardMachine = GuardMachine.TestCase
