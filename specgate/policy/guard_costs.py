@@ -1,0 +1,47 @@
+"""The latency model's word on what policies cost, as guards ask for it."""
+
+from __future__ import annotations
+
+from engine.types import BASELINE
+from router_models.cost import RequestCost, floor_tokens, request_cost
+from specgate.policy.speedup import workload
+from specgate.policy.view import CurveBook, ModelView
+
+MIN_STEPS = 200.0  # target steps, and granted steps of a drafter, before the model's word counts
+
+
+class ViewCosts:
+    """Implements `guard_readings.Costs` over one snapshot."""
+
+    def __init__(self, view: ModelView) -> None:
+        self._view = view
+        self._step = view.step if view.step is not None and view.step.num_steps >= MIN_STEPS else None
+        self._load = workload(view)
+        self._book = CurveBook(view.curves)
+
+    def capacity_ratio(self, policy: str) -> float | None:
+        """C2R for the typical request; None while the model, or what it knows of `policy`, is young."""
+        plain = self._plain()
+        curve = self._book.find(policy, None, "greedy")
+        if self._step is None or plain is None or curve is None or plain.c2_s <= 0:
+            return None
+        if self._view.num_steps.get(policy, 0.0) < MIN_STEPS:
+            return None
+        depth = min(self._view.methods.get(policy, 0), len(curve.expected_tokens) - 1)
+        drafted, expected = curve.drafted_tokens[depth], curve.expected_tokens[depth]
+        return request_cost(self._step, policy, drafted, expected, self._load).c2_s / plain.c2_s
+
+    def floor_tokens(self, policy: str, batch: float, depth: float) -> float | None:
+        """See `router_models.cost.floor_tokens`."""
+        if self._step is None or policy not in self._step.drafters:
+            return None
+        kv_tokens = self._view.traffic.kv_tokens or self._load.kv_tokens
+        return floor_tokens(self._step, policy, batch, depth, kv_tokens)
+
+    def rho(self, requests_per_s: float) -> float | None:
+        """lam * C2 of plain decoding."""
+        plain = self._plain()
+        return None if plain is None else requests_per_s * plain.c2_s
+
+    def _plain(self) -> RequestCost | None:
+        return None if self._step is None else request_cost(self._step, BASELINE, 0, 1.0, self._load)
