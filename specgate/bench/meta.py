@@ -7,9 +7,9 @@ import importlib.metadata
 import os
 import platform
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ async def describe(
         "imposed_acceptance": list(options.imposed) or None,
         "machine": machine(),
         "versions": versions(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": datetime.fromtimestamp(first.clock.wall(), UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " ".join(["specgate", *sys.argv[1:]]),
     }
     notes = [IMPOSED_NOTE] if options.imposed else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,17 +67,27 @@ class Bench:
     async def measure(self, slices: Sequence[Slice]) -> Measured:
         """Run all slices under all arms, with progress."""
         num_arms = len(self.fleet.clients)
+        started_s, cpu_s = self.clock.monotonic(), _cpu_s()
         self.meter.begin(sum(piece.duration_s for piece in slices) * num_arms)
 
         def on_turn(piece: Slice, arm: str, seconds: float) -> None:
             self.meter.advance(piece.duration_s, f"{piece.cell.name}: {arm} took {seconds:.0f} s")
 
-        return await run_slices(slices, self.fleet.clients, on_turn)
+        measured = await run_slices(slices, self.fleet.clients, on_turn)
+        passed_s = self.clock.monotonic() - started_s
+        self.meta["client_cpu_share"] = round((_cpu_s() - cpu_s) / passed_s, 4) if passed_s > 0 else None
+        return measured
 
     async def report(self, kind: str, measured: Measured, **meta: Any) -> dict[str, Any]:
         """The report's document, with what the servers say of their latency model."""
         document = build_report(kind, {**self.meta, **meta}, measured, self.fleet.arms, self.options.slo)
         return document | {"latency_model": await latency_model(self.fleet)}
+
+
+def _cpu_s() -> float:
+    """CPU time of this process, the load generator, in seconds."""
+    times = os.times()
+    return times.user + times.system
 
 
 @contextlib.asynccontextmanager
