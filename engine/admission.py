@@ -49,7 +49,7 @@ def _check_sampling(params: SamplingParams) -> None:
         ("top_p", 0.0 < params.top_p <= 1.0, "must be above 0 and at most 1"),
         ("top_k", params.top_k >= 0, "must be 0 (off) or more"),
         ("min_p", 0.0 <= params.min_p <= 1.0, "must be between 0 and 1"),
-        ("repetition_penalty", 0.0 < params.repetition_penalty < float("inf"), "must be above 0"),
+        ("repetition_penalty", 1e-6 <= params.repetition_penalty <= 1e6, "must be between 1e-6 and 1e6"),
         ("logprobs", params.num_logprobs is None or params.num_logprobs >= 0, "must be 0 or more"),
     )
     for param, is_valid, message in rules:

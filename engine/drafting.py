@@ -206,12 +206,13 @@ def _is_token(token: object, vocab_size: int) -> bool:
 
 def _context(seq: Sequence, max_draft_tokens: int) -> DraftContext:
     assert seq.sampling is not None
+    params = seq.request.sampling
     return DraftContext(
         seq_id=seq.seq_id,
         token_ids=seq.token_ids,
         prompt_length=seq.prompt_length,
         max_draft_tokens=max_draft_tokens,
-        temperature=seq.request.sampling.temperature,
+        temperature=0.0 if params.is_greedy else params.temperature,
         last_hidden=None,
         generator=seq.sampling.key,
         cache_salt=seq.request.cache_salt,

@@ -88,13 +88,14 @@ def token_logprobs(
 ) -> list[TokenLogprob]:
     """Log-probabilities of `token_ids[i]` under the raw row i, with its `num_top[i]` best tokens.
 
-    `logits` is [num_rows, vocab]. Raw means before every processor, as for the OpenAI API.
+    `logits` is [num_rows, vocab]. Raw means before every processor, as for the OpenAI API. More
+    than the vocabulary holds is the whole vocabulary.
     """
     if not token_ids:
         return []
     logprobs = logits.float().log_softmax(dim=1)
     chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])[:, 0].tolist()
-    best = logprobs.topk(max(1, *num_top), dim=1)
+    best = logprobs.topk(min(max(1, *num_top), logprobs.shape[1]), dim=1)
     values, ids = best.values.tolist(), best.indices.tolist()
     return [
         TokenLogprob(token, chosen[i], tuple(zip(ids[i][:count], values[i][:count], strict=True)))

@@ -12,6 +12,9 @@ from enum import StrEnum
 BASELINE = "baseline"
 """The name of decoding without a drafter: zero draft tokens."""
 
+MIN_TEMPERATURE = 1e-5
+"""Below it sampling is greedy: no second token has a chance, and float32 could not divide by it."""
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended, as the engine sees it (stop strings are text, hence not here)."""
@@ -35,8 +38,8 @@ class SamplingParams:
     """How the next token is chosen from the target's logits.
 
     Processors run in this order: min_tokens mask, logit_bias, repetition / frequency / presence
-    penalties, temperature, min_p, top_k, top_p. `temperature == 0` is greedy: the argmax of the
-    logits after bias and penalties, lowest token id on an exact tie.
+    penalties, temperature, min_p, top_k, top_p. A temperature of 0 (or below `MIN_TEMPERATURE`) is
+    greedy: the argmax of the logits after bias and penalties, lowest token id on an exact tie.
     """
 
     temperature: float = 1.0
@@ -58,7 +61,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """True when the answer is a function of the logits alone."""
-        return self.temperature == 0.0
+        return self.temperature < MIN_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,8 @@ class SequenceStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()  # drafts whose token at this depth was accepted
-    drafted_per_position: tuple[int, ...] = ()  # drafts that had a token at this depth
+    # Drafts whose token at this depth was decided upon: all before it stood, and no stop cut it off.
+    drafted_per_position: tuple[int, ...] = ()
     num_preemptions: int = 0
     queue_wait_s: float = 0.0  # added to first scheduled step
     draft_s: float = 0.0  # this sequence's share of drafting time

@@ -81,7 +81,7 @@ def _keyed(tree: DraftTree, logits: torch.Tensor, state: SamplingState) -> Decis
 
 
 def _decide(row: torch.Tensor, state: SamplingState, path: Sequence[int]) -> int:
-    if state.params.temperature == 0.0:
+    if state.params.is_greedy:
         return int(adjusted(row, state, path).argmax())
     p = distribution(row, state, path)
     noise = state.key.gumbel(state.root_position + len(path), len(p)).double()

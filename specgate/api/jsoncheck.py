@@ -111,11 +111,9 @@ def _fits(value: Any, schema: Schema) -> bool:
 
 
 def _check_range(value: float, schema: Schema, path: str) -> None:
-    low, high, above = (schema.get(k) for k in ("minimum", "maximum", "exclusiveMinimum"))
+    low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and value < low:
         raise BadRequest(f"{_name(path)} is {shown(value)}; it must be at least {low}.", path)
-    if above is not None and value <= above:
-        raise BadRequest(f"{_name(path)} is {shown(value)}; it must be above {above}.", path)
     if high is not None and value > high:
         raise BadRequest(f"{_name(path)} is {shown(value)}; it must be at most {high}.", path)
 

@@ -154,7 +154,7 @@ def _common(limits: RequestsConfig) -> JsonSchema:
         "prompt_cache_retention": _TEXT,
         "top_k": _integer(-1, 2**31 - 1, "0 or -1: off"),
         "min_p": _number(0, 1),
-        "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 10},
+        "repetition_penalty": _number(0.01, 10),
         "min_tokens": _integer(0, 2**31 - 1),
         "ignore_eos": {"type": "boolean"},
         "stop_token_ids": {"type": "array", "items": _TOKEN, "maxItems": limits.max_stop},

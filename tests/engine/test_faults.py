@@ -249,6 +249,7 @@ REFUSED = {
     "temperature": (EngineRequest("r", (3,), SamplingParams(temperature=-1.0)), "temperature"),
     "nan": (EngineRequest("r", (3,), SamplingParams(temperature=math.nan)), "temperature"),
     "top_p": (EngineRequest("r", (3,), SamplingParams(top_p=0.0)), "top_p"),
+    "repetition": (EngineRequest("r", (3,), SamplingParams(repetition_penalty=1e-40)), "repetition_penalty"),
     "policy": (EngineRequest("r", (3,), policy=PolicyAssignment("unheard of", 3)), "policy"),
     "depth": (EngineRequest("r", (3,), policy=PolicyAssignment(BASELINE, -1)), "num_speculative_tokens"),
     "twice": (EngineRequest("known", (3,)), "request_id"),

@@ -20,6 +20,7 @@ SETTINGS = {
         SAMPLED, seed=2**63 + 5, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4
     ),
     "bias": replace(SAMPLED, seed=6, logit_bias={7: -100.0, 9: 3.0}),
+    "nearly_greedy": replace(SAMPLED, temperature=1e-46),  # nothing is left of it in float32
     "greedy_penalties": replace(
         SAMPLED, temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.7, presence_penalty=0.3
     ),

@@ -205,3 +205,5 @@ def test_logprobs_are_raw_and_the_best_come_first() -> None:
     assert [value for _, value in first.top] == pytest.approx(expected[0, [1, 2]].tolist())
     assert second.top == ()
     assert token_logprobs(logits[:0], [], []) == []
+    (whole,) = token_logprobs(logits[:1], [0], [99])
+    assert [token for token, _ in whole.top] == [1, 2, 0]  # all there are
