@@ -23,10 +23,12 @@ from specgate.config import Config, FakeConfig, ModelConfig
 from specgate.errors import Draining
 from specgate.estimate import Estimator, StructuralEstimator
 from specgate.gateway import GATEWAY, Gateway
+from specgate.guarding import Guarding, GuardSurroundings
 from specgate.learning import Learner
 from specgate.learning_loop import LearningLoop
 from specgate.load import LoadMeter
 from specgate.pipeline import Pipeline, ServedModel, Switches, Telemetry
+from specgate.policy.guard_costs import ViewCosts
 from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.logs import set_up_logging
 from specgate.telemetry.metrics import LiveReadings, Metrics
@@ -53,7 +55,8 @@ def build_app(
     clock = clock or SystemClock()
     models: dict[str, ServedModel] = {}
     switches = Switches()
-    metrics = Metrics(registry or CollectorRegistry(), _live_reader(models, ProcessReader(clock)))
+    process = ProcessReader(clock)
+    metrics = Metrics(registry or CollectorRegistry(), _live_reader(models, process))
     loops = []
     for model in config.models:
         learner = Learner(config.policy, config.learning, metrics.erred)
@@ -69,6 +72,7 @@ def build_app(
             admission=Admission(config.admission, clock),
             meter=LoadMeter(clock, config.policy.window_s, config.policy.min_window_samples),
             learner=learner,
+            guards=_guarding(config, backend, learner, metrics, clock, process),
         )
     log = DecisionLog(config.decision_log, clock)
     gateway = Gateway(
@@ -205,6 +209,20 @@ def _build_backend(model: ModelConfig, clock: Clock, sweep_s: float) -> Backend:
     )
     engine = model.engine or EngineConfig()
     return EmbeddedBackend(EmbeddedConfig(model.id, engine, supervision, sweep_s=sweep_s), clock)
+
+
+def _guarding(
+    config: Config, backend: Backend, learner: Learner, metrics: Metrics, clock: Clock, process: ProcessReader
+) -> Guarding:
+    guards = Guarding(
+        config.guards,
+        config.policy,
+        GuardSurroundings(
+            backend, metrics, clock, costs=lambda: ViewCosts(learner.view), memory_bytes=process.memory_bytes
+        ),
+    )
+    backend.on_step(guards.stepped)
+    return guards
 
 
 def _live_reader(models: Mapping[str, ServedModel], process: ProcessReader) -> Callable[[], LiveReadings]:

@@ -65,6 +65,10 @@ class Answer:
             self.finish_reason = delta.finish_reason
             self.stats = delta.stats
 
+    def cut(self, stats: SequenceStats) -> None:
+        """It ended before its last delta; what the backend did for it until then."""
+        self.stats = stats
+
     @property
     def num_output_tokens(self) -> int:
         """As the backend counted; what was seen, if it did not come to the end."""
@@ -73,9 +77,9 @@ class Answer:
     @property
     def tpot_s(self) -> float | None:
         """None for fewer than two tokens."""
-        if self.first_s is None or self.last_s is None or self.num_output_tokens < 2:
+        if self.first_s is None or self.last_s is None or self.num_tokens < 2:
             return None
-        return (self.last_s - self.first_s) / (self.num_output_tokens - 1)
+        return (self.last_s - self.first_s) / (self.num_tokens - 1)
 
 
 class Generation:
@@ -214,12 +218,14 @@ class Generation:
                 decision.policy,
                 decision.num_speculative_tokens,
                 is_exact=decision.is_exact,
-                is_pinned=decision.reason == Reason.OVERRIDE,
+                is_pinned=decision.is_pinned or decision.reason == Reason.OVERRIDE,
+                is_probe=decision.is_probe,
                 hold_steps=decision.hold_steps,
             ),
-            index=index,
+            index=index % self.request.n,
             max_tokens=prompt.max_tokens,
             label="" if decision.task.is_mixed else decision.task.label,
+            on_cut=self.answers[index].cut,
         )
 
 

@@ -37,9 +37,12 @@ from specgate.errors import (
 )
 from specgate.estimate import Estimator
 from specgate.generation import Generation, Prompt, Times
+from specgate.guarding import PROBE_STEPS, Guarding
 from specgate.learning import Learner
 from specgate.load import LoadMeter
 from specgate.policy.decide import Facts, decide, unknown_policy
+from specgate.policy.guards import Openings
+from specgate.policy.reasons import Reason
 from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.metrics import Metrics
 from specgate.types import Decision, GenerationRequest
@@ -54,6 +57,7 @@ class ServedModel:
     admission: Admission
     meter: LoadMeter
     learner: Learner
+    guards: Guarding
 
 
 @dataclass(slots=True)
@@ -112,7 +116,7 @@ class Pipeline:
                     await stack.enter_async_context(model.admission.slot(_num_answers(request)))  # 2
                     times = Times(arrival_s, self._clock.monotonic(), ends_at)
                     prompts = await self._encode(model, request)  # 3
-                decision = self.decide(model, request, len(prompts[0].prepared.token_ids))  # 4, 5
+                decision = self._settle(model, request, len(prompts[0].prepared.token_ids))  # 4, 5
                 model.learner.decided(decision)
                 generation = Generation(request, decision, prompts, model.backend, times, self._clock)  # 6
                 self._running.add(generation)
@@ -142,14 +146,26 @@ class Pipeline:
         for generation in self._running:
             generation.cut_off(error)
 
-    def decide(self, model: ServedModel, request: GenerationRequest, num_prompt_tokens: int) -> Decision:
-        """Steps 4 and 5: also what /admin/explain shows. Runs nothing."""
+    def _settle(self, model: ServedModel, request: GenerationRequest, num_prompt_tokens: int) -> Decision:
+        """Decide for a request that will run. Closed doors are told of it: it may be a probe."""
+        decision, openings = self.decide(model, request, num_prompt_tokens)
+        if decision.reason != Reason.OVERRIDE and model.guards.decided(openings, decision.policy):
+            hold_steps = max(decision.hold_steps, PROBE_STEPS)
+            return replace(decision, is_probe=True, hold_steps=hold_steps)
+        return decision
+
+    def decide(
+        self, model: ServedModel, request: GenerationRequest, num_prompt_tokens: int
+    ) -> tuple[Decision, Openings]:
+        """Steps 4 and 5, and the doors it met. Runs nothing and changes nothing."""
         card, learner, sampling = model.backend.card, model.learner, request.sampling
         room = sampling.max_tokens  # 2**31 - 1 if the caller gave no limit
         if not request.has_explicit_max_tokens and card.max_model_len:
             room = max(card.max_model_len - num_prompt_tokens, 1)
         task = self._estimator.task(request)
         load = model.meter.view(model.admission, model.backend.load())
+        model.guards.look(load)
+        openings = model.guards.openings(task.label, may_probe=request.overrides.explore)
         facts = Facts(
             task=task,
             length=learner.length(request, task, num_prompt_tokens, room),
@@ -161,10 +177,11 @@ class Pipeline:
             known=learner.experience(task, num_prompt_tokens, load),
             overrides=request.overrides,
             forced=self.switches.forced_policy,
+            shut=openings.shut,
             baseline_only=("echo with logprobs",) if sampling.has_prompt_logprobs else (),
             unsupported=request.unsupported,
         )
-        return decide(facts, self._policy)
+        return decide(facts, self._policy), openings
 
     async def explain(self, model: ServedModel, request: GenerationRequest) -> Decision:
         """What would be decided now. The prompt is encoded if it can be, else its length is guessed."""
@@ -173,7 +190,7 @@ class Pipeline:
             num_prompt_tokens = len((await model.backend.prepare(single)).token_ids)
         except ApiError:
             num_prompt_tokens = max(1, len(request.user_text) // 4)
-        return self.decide(model, request, num_prompt_tokens)
+        return self.decide(model, request, num_prompt_tokens)[0]
 
     def find(self, model_id: str) -> ServedModel:
         """The model of that name. Raises NotFound naming those there are."""
@@ -232,6 +249,7 @@ class Pipeline:
         self._log.add(outcome)
         model.meter.waited(outcome.timings.queue_wait_s)
         model.learner.learn(outcome)
+        model.guards.finished(outcome)
 
     def _count_undecided(self, request: GenerationRequest, error: BaseException) -> None:
         model = request.model if request.model in self.models else "none"

@@ -182,6 +182,15 @@ class LengthEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowDecision:
+    """Decided under a rollout's overlay, logged, and not applied."""
+
+    policy: str
+    reason: str
+    num_speculative_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The policy a request runs under, and why: everything `/admin/explain` shows."""
 
@@ -194,7 +203,11 @@ class Decision:
     load: LoadView
     predicted: Prediction = field(default_factory=Prediction)
     candidates: tuple[Candidate, ...] = ()
-    arm: str | None = None
+    arm: str | None = None  # candidate, control or shadow of `rollout`
+    rollout: str | None = None
+    shadow: ShadowDecision | None = None  # what the candidate would have got
+    is_pinned: bool = False  # by a rollout: load must not undo it
+    is_probe: bool = False  # tries a policy that the guards have shut for the others
     hold_steps: int = 0  # target steps during which the engine's planner must follow it
     explore_cost_s: float = 0.0  # what an exploration is expected to cost
 

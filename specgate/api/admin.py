@@ -53,29 +53,16 @@ def _model_state(gateway: Gateway, model: ServedModel) -> dict[str, Any]:
         "num_admitted": model.admission.num_running,
         "load": asdict(load),
         "engine": asdict(engine),
-        "guards": _guards(gateway, load),
+        "guards": _guards(model, load),
         "acceptance": [asdict(reading) for reading in model.learner.acceptance()],
         "latency_model": model.learner.report(load.requests_per_s),
     }
 
 
-def _guards(gateway: Gateway, load: LoadView) -> list[dict[str, Any]]:
-    """The two load rules with reading and threshold. None: no data, or no limit."""
-    rules = gateway.config.policy
-    readings = (
-        ("queue_wait_guard", load.queue_wait_p95_ms, rules.max_queue_wait_p95_ms, "ms, p95"),
-        ("load_guard", load.requests_per_s, rules.max_requests_per_s, "requests/s"),
-    )
-    return [
-        {
-            "guard": name,
-            "reading": reading,
-            "threshold": limit,
-            "unit": unit,
-            "state": "shut" if reading is not None and limit is not None and reading > limit else "allowed",
-        }
-        for name, reading, limit, unit in readings
-    ]
+def _guards(model: ServedModel, load: LoadView) -> list[Mapping[str, Any]]:
+    """Every door with reading and threshold, as of now. None: no data, or no limit."""
+    model.guards.look(load)
+    return model.guards.describe()
 
 
 async def explain(http: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
 """Which policy a request runs under, and why. Pure: facts and rules in, decision out.
 
 Precedence: kill switch > parameters that speculation cannot serve > memory and drafter-error guards
-> override > load limits > other guards > what is predicted to be best.
+> override > an arm of a rollout > other guards > what is predicted to be best.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Facts:
     known: Experience = field(default_factory=Experience)
     overrides: Overrides = field(default_factory=Overrides)
     forced: str | None = None  # the kill switch
+    pinned: str | None = None  # the one policy of this arm of a rollout
     shut: Mapping[str, Shut] = field(default_factory=dict)  # by policy: what the guards have closed
     baseline_only: tuple[str, ...] = ()  # parameters of the request that speculation cannot serve
     unsupported: tuple[str, ...] = ()  # parameters nothing can generate with: the request will be refused
@@ -72,7 +73,8 @@ def decide(facts: Facts, rules: PolicyConfig) -> Decision:
         _forced(facts)
         or _parameters(facts)
         or _override(facts)
-        or _limits(facts, rules)
+        or _pinned(facts)
+        or _all_shut(facts)
         or _short(facts)
         or _rule(facts, rules)
         or _best(facts, rules, scoring, options)
@@ -84,7 +86,7 @@ def decide(facts: Facts, rules: PolicyConfig) -> Decision:
         policy=choice.policy,
         reason=choice.reason.value,
         num_speculative_tokens=depth,
-        is_exact=_is_exact(choice, facts, rules),
+        is_exact=_is_exact(choice, facts),
         task=facts.task,
         length=facts.length,
         load=facts.load,
@@ -150,26 +152,29 @@ def _override(facts: Facts) -> _Choice | None:
         asked = BASELINE
     if asked is None or unknown_policy(facts.overrides, facts.methods):
         return None
-    shut = facts.shut.get(asked)
-    if shut is not None and shut.is_hard:
-        return _Choice(BASELINE, shut.reason, f"{shut.reason}: {shut.why}")
-    return _Choice(asked, Reason.OVERRIDE, f"override: {asked} was asked for")
+    return _hard(facts, asked) or _Choice(asked, Reason.OVERRIDE, f"override: {asked} was asked for")
 
 
-def _limits(facts: Facts, rules: PolicyConfig) -> _Choice | None:
-    """The two crude limits: for want of a model that knows what each policy costs at this load."""
-    if rules.router == "model" and not rules.limits_always and not is_cold(facts.known):
+def _pinned(facts: Facts) -> _Choice | None:
+    if facts.pinned is None or facts.pinned not in (BASELINE, *facts.methods):
         return None
-    load = facts.load
-    wait, wait_limit = load.queue_wait_p95_ms, rules.max_queue_wait_p95_ms
-    if wait is not None and wait_limit is not None and wait > wait_limit:
-        closed = f"queue_wait_guard: queue wait p95 {wait:.0f} ms is above {wait_limit:.0f} ms"
-        return _Choice(BASELINE, Reason.QUEUE_WAIT_GUARD, closed)
-    rate, rate_limit = load.requests_per_s, rules.max_requests_per_s
-    if rate_limit is not None and rate > rate_limit:
-        closed = f"load_guard: {rate:.1f} requests/s are above {rate_limit:g}"
-        return _Choice(BASELINE, Reason.LOAD_GUARD, closed)
-    return None
+    return _hard(facts, facts.pinned) or _Choice(
+        facts.pinned, Reason.RULE, f"rule: this arm of a rollout always runs {facts.pinned}"
+    )
+
+
+def _hard(facts: Facts, policy: str) -> _Choice | None:
+    """What keeps even a policy that was asked for by name from running."""
+    shut = facts.shut.get(policy)
+    return _Choice(BASELINE, shut.reason, shut.why) if shut is not None and shut.is_hard else None
+
+
+def _all_shut(facts: Facts) -> _Choice | None:
+    """Nothing is left to choose from."""
+    if not facts.methods or any(method not in facts.shut for method in facts.methods):
+        return None
+    first = facts.shut[next(iter(facts.methods))]
+    return _Choice(BASELINE, first.reason, first.why)
 
 
 def _short(facts: Facts) -> _Choice | None:
@@ -185,7 +190,12 @@ def _rule(facts: Facts, rules: PolicyConfig) -> _Choice | None:
         return None
     reason = Reason.COLD_START if rules.router == "model" else Reason.RULE
     open_methods = {m: depth for m, depth in facts.methods.items() if m not in facts.shut}
-    policy = rule_policy(facts.task, facts.length, facts.known.acceptance_p50, rules, open_methods)
+    wanted, policy = (
+        rule_policy(facts.task, facts.length, facts.known.acceptance_p50, rules, methods)
+        for methods in (facts.methods, open_methods)
+    )
+    if wanted in facts.shut:
+        return _Choice(policy, facts.shut[wanted].reason, f"rule: {policy} is left", is_preference=True)
     if policy == BASELINE:
         return _Choice(BASELINE, reason, "rule: no method fits this request", is_preference=True)
     return _Choice(policy, reason, f"rule: {policy} was chosen", is_preference=True)
@@ -230,8 +240,8 @@ def _candidate(
         why, is_allowed = refused, False
     elif policy == choice.policy:
         why, is_allowed = None, True
-    elif shut is not None and (choice.is_preference or shut.is_hard):
-        why, is_allowed = f"{shut.reason}: {shut.why}", False
+    elif shut is not None and (choice.is_preference or shut.is_hard or shut.reason is choice.reason):
+        why, is_allowed = shut.why, False
     elif choice.reason in (Reason.RULE, Reason.COLD_START) and policy != BASELINE:
         why = rule_refusal(
             policy, facts.task, facts.length, facts.known.acceptance_p50, rules, facts.methods
@@ -262,9 +272,7 @@ def _depth(policy: str, facts: Facts, options: Mapping[str, Option]) -> int:
     return facts.methods.get(policy, 0)
 
 
-def _is_exact(choice: _Choice, facts: Facts, rules: PolicyConfig) -> bool:
+def _is_exact(choice: _Choice, facts: Facts) -> bool:
     if choice.reason in (Reason.OVERRIDE, Reason.UNSUPPORTED_PARAMS):
         return True
-    if choice.reason in (Reason.QUEUE_WAIT_GUARD, Reason.LOAD_GUARD):
-        return rules.limits_always
     return choice.policy != BASELINE and facts.overrides.num_speculative_tokens is not None

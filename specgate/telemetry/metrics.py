@@ -17,6 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.types import BASELINE, StepRecord
+from specgate.policy.door import DoorState
+from specgate.policy.guards import Change
 from specgate.types import RequestOutcome
 
 _SHORT_S = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -217,6 +219,13 @@ class Metrics:
 
     # --- feeding ---------------------------------------------------------------------------
 
+    def door_moved(self, change: Change) -> None:
+        """A guard shut a policy, or let it in again."""
+        level = {DoorState.ALLOWED: 0, DoorState.PROBING: 1, DoorState.SHUT: 2}[change.after]
+        self._of(self.guard_state, change.guard.value, change.policy, change.task or "").set(level)
+        if change.after is DoorState.SHUT:
+            self._of(self.guard_trips, change.guard.value, change.kind).inc()
+
     def refused(self, model: str, endpoint: str, reason: str) -> None:
         """A request that never came to a decision."""
         self._of(self.rejected, reason).inc()
@@ -256,23 +265,26 @@ class Metrics:
             self._of(self.request_output_tokens, labels[1]).observe(outcome.num_output_tokens)
             if timings.tpot_s is not None:
                 self._of(self.tpot, *labels).observe(timings.tpot_s)
-        self._count_drafts(outcome, labels)
+        self._count_drafts(outcome)
 
-    def _count_drafts(self, outcome: RequestOutcome, labels: tuple[str, str]) -> None:
+    def _count_drafts(self, outcome: RequestOutcome) -> None:
+        """Under the method that drafted, which is not always the one decided for at first."""
         for stats in outcome.stats:
             self.cached_tokens.inc(stats.num_cached_tokens)
             self.target_steps.inc(stats.num_target_steps)
             self.target_steps_saved.inc(max(0, stats.num_output_tokens - stats.num_target_steps))
-            if not stats.num_drafts:
-                continue
-            self._of(self.drafts, *labels).inc(stats.num_drafts)
-            self._of(self.draft_tokens, *labels).inc(stats.num_draft_tokens)
-            self._of(self.accepted_tokens, *labels).inc(stats.num_accepted_tokens)
-            pairs = zip(stats.accepted_per_position, stats.drafted_per_position, strict=False)
-            for depth, (accepted, reached) in enumerate(pairs):
-                position = str(min(depth, _MAX_POSITION))
-                self._of(self.accepted_per_position, *labels, position).inc(accepted)
-                self._of(self.rejections, *labels, position).inc(reached - accepted)
+            for counts in stats.by_method:
+                if not counts.num_drafts:
+                    continue
+                labels = (counts.method, outcome.decision.task.label)
+                self._of(self.drafts, *labels).inc(counts.num_drafts)
+                self._of(self.draft_tokens, *labels).inc(counts.num_draft_tokens)
+                self._of(self.accepted_tokens, *labels).inc(sum(counts.accepted_per_position))
+                pairs = zip(counts.accepted_per_position, counts.refused_per_position, strict=True)
+                for depth, (accepted, refused) in enumerate(pairs):
+                    position = str(min(depth, _MAX_POSITION))
+                    self._of(self.accepted_per_position, *labels, position).inc(accepted)
+                    self._of(self.rejections, *labels, position).inc(refused)
 
     def stepped(self, record: StepRecord) -> None:
         """One engine step. Synthetic ones do not count."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specgate.config import AdmissionConfig, AuthConfig, KeyConfig, PolicyConfig
+from specgate.config.guards import DoorTiming, GuardsConfig
 from specgate.types import TASKS
 from tests.specgate.gateway import MODEL, SUMMARY, events, eventually, make_config, running
 
@@ -130,6 +131,7 @@ async def test_queue_wait_shuts_speculation_and_recovers() -> None:
     config = make_config(
         admission=AdmissionConfig(max_concurrent=1),
         policy=PolicyConfig(min_window_samples=2, max_queue_wait_p95_ms=20, window_s=1.0),
+        guards=GuardsConfig(timing=DoorTiming(cooldown_s=0.2)),
     )
     async with running(config, prefill_s=0.05) as server:
         answers = await asyncio.gather(*(server.chat(messages=SUMMARY) for _ in range(5)))

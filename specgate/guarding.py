@@ -1,0 +1,129 @@
+"""The guards at work on one model: they see steps, outcomes and load, the engine is told what is shut.
+
+`policy.guards` decides; here are the clock, the metrics, the log and the backend.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engine.types import EngineLoad, StepRecord
+from specgate.clock import Clock
+from specgate.config.guards import GuardsConfig
+from specgate.config.schema import PolicyConfig
+from specgate.policy.door import DoorState
+from specgate.policy.guard_readings import Costs, NoCosts
+from specgate.policy.guards import Change, Conditions, GuardPanel, Limits, Openings
+from specgate.policy.shut import Shut
+from specgate.types import LoadView, RequestOutcome
+
+logger = logging.getLogger(__name__)
+
+PROBE_STEPS = 64  # target steps for which the engine's planner keeps a probe at the policy it tries
+
+_MIN_DONE = 5  # finished requests before their pace says anything
+_PACE_S = 30.0
+
+
+class GuardMetrics(Protocol):
+    """Where doors are shown."""
+
+    def door_moved(self, change: Change) -> None: ...
+
+
+class GuardedBackend(Protocol):
+    """What guards need of a backend."""
+
+    @property
+    def card(self) -> Any: ...
+
+    def load(self) -> EngineLoad: ...
+
+    def set_shut(self, entries: tuple[Shut, ...]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSurroundings:
+    """What the guards of a model look at and act upon."""
+
+    backend: GuardedBackend
+    metrics: GuardMetrics
+    clock: Clock
+    costs: Callable[[], Costs] = NoCosts
+    memory_bytes: Callable[[], int | None] = lambda: None
+
+
+class Guarding:
+    """Of one model."""
+
+    def __init__(self, config: GuardsConfig, policy: PolicyConfig, around: GuardSurroundings) -> None:
+        self.config = config
+        limits = Limits(policy.max_queue_wait_p95_ms, policy.max_requests_per_s, policy.limits_always)
+        self._panel = GuardPanel(config, limits)
+        self._around = around
+        self._clock = around.clock
+        self._done_s: deque[float] = deque(maxlen=1000)
+        self._told: tuple[Shut, ...] = ()
+
+    def stepped(self, record: StepRecord) -> None:
+        """To be given every step's record."""
+        self._panel.add_step(record, self._clock.monotonic())
+
+    def finished(self, outcome: RequestOutcome) -> None:
+        """To be given every outcome."""
+        now_s = self._clock.monotonic()
+        self._done_s.append(now_s)
+        self._panel.add_outcome(outcome, now_s)
+
+    def checked(self, policy: str, is_match: bool) -> None:
+        """A greedy answer was decoded again as baseline."""
+        self._panel.add_check(policy, is_match, self._clock.monotonic())
+
+    def wants_check(self, policy: str) -> bool:
+        """Whether each greedy answer of this policy should be."""
+        return self._panel.wants_check(policy)
+
+    def look(self, load: LoadView) -> None:
+        """Move the doors as the readings say, and tell everybody."""
+        has_limit = self.config.memory.max_memory_bytes is not None  # reading it costs
+        now = Conditions(
+            now_s=self._clock.monotonic(),
+            load=load,
+            methods=tuple(self._around.backend.card.methods),
+            memory_bytes=self._around.memory_bytes() if has_limit else None,
+            requests_done_per_s=self._pace(),
+            costs=self._around.costs(),
+        )
+        for change in self._panel.look(now):
+            self._around.metrics.door_moved(change)
+            whom = f"{change.policy} for {change.task or 'all tasks'}"
+            only = "" if change.is_enforced else " (observed only)"
+            level = logging.WARNING if change.after is DoorState.SHUT else logging.INFO
+            logger.log(level, "guard %s: %s is %s%s: %s", change.guard, whom, change.after, only, change.why)
+        if (entries := self._panel.shut.entries) != self._told:
+            self._told = entries
+            self._around.backend.set_shut(entries)
+
+    def openings(self, task: str, *, may_probe: bool) -> Openings:
+        """What a new request of this task meets."""
+        return self._panel.openings(task, may_probe=may_probe)
+
+    def decided(self, openings: Openings, policy: str) -> bool:
+        """A request that met `openings` runs under `policy`. True: as a probe."""
+        return self._panel.count(openings, policy)
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        """Every door, for /admin/state."""
+        return list(self._panel.describe(self._clock.monotonic()))
+
+    def _pace(self) -> float | None:
+        now_s = self._clock.monotonic()
+        while self._done_s and self._done_s[0] < now_s - _PACE_S:
+            self._done_s.popleft()
+        if len(self._done_s) < _MIN_DONE:
+            return None
+        return len(self._done_s) / max(now_s - self._done_s[0], 1e-3)
