@@ -211,6 +211,7 @@ int64_t specgate_decoder_forward(const decoder *d, const ragged_batch *batch, co
     state s = {.d = d, .batch = batch};
     attention_plan plan;
     team threads = {0};
+    if (batch->num_tokens == 0) return 0;
     if (attention_plan_make(&plan, batch, d->num_heads / d->num_kv_heads, d->num_kv_heads)) return -1;
     void *memory = allocate(&s, batch->num_tokens);
     if (memory == NULL) {

@@ -409,6 +409,7 @@ static void write_panel(const quant_matrix *matrix, int64_t panel, const quant_r
 int64_t specgate_linear(const quant_matrix *matrix, const float *input, int64_t num_rows, float *out,
                         int64_t num_threads) {
     void *memory;
+    if (num_rows == 0) return 0;
     if (posix_memalign(&memory, 64, (size_t)quant_rows_bytes(num_rows, matrix->num_cols)) != 0) return -1;
     const quant_rows rows = quant_rows_at(memory, num_rows, matrix->num_cols);
     team threads = {0};

@@ -77,6 +77,10 @@ def test_a_row_gets_the_same_bits_in_any_batch(bits: int) -> None:
             assert torch.equal(packed(x[first : first + count]), together[first : first + count])
 
 
+def test_no_rows_are_no_work() -> None:
+    assert QuantLinear(LIBRARY, torch.randn(16, 64))(torch.empty(0, 64)).shape == (0, 16)
+
+
 def test_nan_is_not_lost() -> None:
     packed = QuantLinear(LIBRARY, torch.randn(16, 64))
     x = torch.full((2, 64), float("nan"))
