@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--duration", type=_positive, default=60.0, metavar="SECONDS", help="of each arm at each rate"
     )
     sweep.add_argument(
-        "--slice", type=_positive, default=15.0, metavar="SECONDS",
-        help="arms take turns in slices of about this length (default 15)",
+        "--slice", type=_positive, default=20.0, metavar="SECONDS",
+        help="arms take turns in slices of about this length (default 20)",
     )  # fmt: skip
     sweep.add_argument("--repeats", type=_positive_int, default=1, metavar="N", help="of everything")
     _add_common(sweep, DEFAULT_OUT)

@@ -12,10 +12,17 @@ from typing import Any
 from engine.types import BASELINE
 from specgate.bench.fleet import AUTO
 from specgate.bench.runner import Cell, Measured, Sample
-from specgate.bench.stats import Pairs, geometric_mean, geometric_mean_ratio, mean, ratio_of_means
+from specgate.bench.stats import (
+    MIN_GROUPS,
+    Pairs,
+    geometric_mean,
+    geometric_mean_ratio,
+    mean,
+    ratio_of_means,
+)
 from specgate.bench.summary import policy_mix
 
-MARGIN = 1.10  # a winner is one by this much
+MARGIN = 0.10  # a clear winner's lead over the second
 MIN_PER_TASK = 5  # requests a cell of one task needs to say anything
 
 
@@ -52,23 +59,42 @@ def regret(measured: Measured, arms: Sequence[str]) -> dict[str, Any]:
     fixed = [arm for arm in arms if arm != AUTO]
     if AUTO not in arms or not fixed:
         return {}
-    cells = measured.cells()
-    by_cell = {cell: [s for s in measured.samples if s.cell == cell] for cell in cells}
-    paired = {cell: Paired(samples, arms) for cell, samples in by_cell.items()}
-    paired = {cell: pairs for cell, pairs in paired.items() if len(pairs)}
+    cells: list[dict[str, Any]] = []
+    tasks: list[dict[str, Any]] = []
+    paired: dict[Cell, Paired] = {}
+    for cell in measured.cells():
+        samples = [sample for sample in measured.samples if sample.cell == cell]
+        whole = Paired(samples, arms)
+        if not len(whole):
+            continue
+        paired[cell] = whole
+        cells.append(_entry(cell, None, whole, samples, fixed))
+        for task in sorted({sample.record.task for sample in samples}):
+            own = [sample for sample in samples if sample.record.task == task]
+            if len(part := Paired(own, arms)) >= MIN_PER_TASK:
+                tasks.append(_entry(cell, task, part, own, fixed))
     return {
         "metric": "mean E2E, paired by request; 0.03 means 3 % slower than the best fixed arm",
-        "cells": [_cell(cell, pairs, fixed) for cell, pairs in paired.items()],
-        "tasks": [entry for cell in cells for entry in _tasks(cell, by_cell[cell], arms, fixed)],
+        "interval": f"95 %, bootstrap over slices where there are {MIN_GROUPS} or more, else over requests",
+        "cells": cells,
+        "tasks": tasks,
+        "clear_wins": {"cells": _clear_wins(cells), "tasks": _clear_wins(tasks)},
         "overall": _overall(paired, fixed) if paired else {},
     }
 
 
-def _cell(cell: Cell, paired: Paired, fixed: Sequence[str]) -> dict[str, Any]:
+def _entry(
+    cell: Cell, task: str | None, paired: Paired, samples: Sequence[Sample], fixed: Sequence[str]
+) -> dict[str, Any]:
+    """Who wins, by how much, how `auto` decoded and what it lost."""
     means = paired.means()
-    best = min(fixed, key=means.__getitem__)
+    order = sorted(fixed, key=means.__getitem__)
+    best = order[0]
+    margin = means[order[1]] / means[best] - 1 if len(order) > 1 else None
+    mix = policy_mix(sample.record for sample in samples if sample.record.arm == AUTO)
     out: dict[str, Any] = {
         "cell": cell.name,
+        "task": task,
         "fraction": cell.fraction,
         "rate": cell.rate,
         "sampling": cell.sampling,
@@ -76,6 +102,10 @@ def _cell(cell: Cell, paired: Paired, fixed: Sequence[str]) -> dict[str, Any]:
         "n": len(paired),
         "e2e_mean_ms": means,
         "best_fixed": best,
+        "margin": margin,
+        "is_clear": margin is not None and margin >= MARGIN,
+        "auto_policy_mix": mix,
+        "auto_picked_best": max(mix, key=mix.__getitem__) == best if mix else None,
         "regret": _minus_one(paired, AUTO, best),
     }
     if BASELINE in fixed:
@@ -83,44 +113,23 @@ def _cell(cell: Cell, paired: Paired, fixed: Sequence[str]) -> dict[str, Any]:
     return out
 
 
+def _clear_wins(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """By arm that wins by `MARGIN` or more: how often, and how often `auto` mostly did the same."""
+    out: dict[str, dict[str, int]] = {}
+    for entry in entries:
+        if entry["is_clear"]:
+            counts = out.setdefault(entry["best_fixed"], {"num": 0, "auto_picked": 0})
+            counts["num"] += 1
+            counts["auto_picked"] += entry["auto_picked_best"] is True
+    return out
+
+
 def _minus_one(paired: Paired, ours: str, theirs: str) -> dict[str, float | None]:
-    ratio = ratio_of_means(paired.pairs(ours, theirs))
-    return _shifted(ratio.as_dict())
+    return _shifted(ratio_of_means(paired.pairs(ours, theirs)).as_dict())
 
 
 def _shifted(ratio: Mapping[str, float | None]) -> dict[str, float | None]:
     return {name: None if value is None else value - 1 for name, value in ratio.items()}
-
-
-def _tasks(
-    cell: Cell, samples: Sequence[Sample], arms: Sequence[str], fixed: Sequence[str]
-) -> list[dict[str, Any]]:
-    """For each task: who wins, by how much, and how `auto` decoded it."""
-    out = []
-    for task in dict.fromkeys(sample.record.task for sample in samples):
-        own = [sample for sample in samples if sample.record.task == task]
-        paired = Paired(own, arms)
-        if len(paired) < MIN_PER_TASK:
-            continue
-        means = paired.means()
-        order = sorted(fixed, key=means.__getitem__)
-        margin = means[order[1]] / means[order[0]] if len(order) > 1 else None
-        mix = policy_mix(s.record for s in own if s.record.arm == AUTO)
-        out.append(
-            {
-                "cell": cell.name,
-                "task": task,
-                "n": len(paired),
-                "e2e_mean_ms": means,
-                "best_fixed": order[0],
-                "margin": None if margin is None else margin - 1,
-                "is_clear": margin is not None and margin >= MARGIN,
-                "auto_policy_mix": mix,
-                "auto_picked_best": max(mix, key=mix.__getitem__) == order[0] if mix else None,
-                "regret": _minus_one(paired, AUTO, order[0]),
-            }
-        )
-    return out
 
 
 def _overall(paired: Mapping[Cell, Paired], fixed: Sequence[str]) -> dict[str, Any]:

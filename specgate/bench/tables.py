@@ -51,45 +51,50 @@ def tiles(document: Document) -> str:
 
 def winners(document: Document) -> str:
     """Who wins each cell and task, and what auto did there."""
-    entries = document["regret"].get("tasks", ())
-    if not entries:
+    cells = document["regret"].get("cells", ())
+    if not cells:
         return ""
-    arms = list(entries[0]["e2e_mean_ms"])
+    arms = list(cells[0]["e2e_mean_ms"])
     rows: list[str] = []
-    cell = None
-    for entry in entries:
-        if entry["cell"] != cell:
-            cell = entry["cell"]
-            rows.append(_head_row(cell, len(arms) + 5))
-        fixed_best = entry["best_fixed"]
-        means = "".join(
-            _td(_number(entry["e2e_mean_ms"][arm]), "best" if arm == fixed_best else "") for arm in arms
-        )
-        regret = entry["regret"]["value"]
-        kind = "good" if regret <= 0 else "bad" if regret > FINE else ""
-        margin = _DASH if entry["margin"] is None else f"{100 * entry['margin']:.0f} %"
-        rows.append(
-            f"<tr><td>{escape(entry['task'])}</td>{_td(entry['n'])}{means}"
-            f'<td class="left"><span class="chip s-{escape(fixed_best)}">{escape(fixed_best)}</span></td>'
-            f"{_td(margin, 'best' if entry['is_clear'] else '')}"
-            f"<td>{_mix(entry['auto_policy_mix'])}</td>{_td(percent(entry['regret']), kind)}</tr>"
-        )
-    head = _header(
-        [
-            "task",
-            "n",
-            *(f"{arm}, ms" for arm in arms),
-            "best fixed",
-            "margin",
-            "auto's tokens",
-            "auto against it",
-        ],
-        left={"best fixed"},
-    )
+    for cell in cells:
+        tasks = [entry for entry in document["regret"]["tasks"] if entry["cell"] == cell["cell"]]
+        rows.append(_head_row(cell["cell"], len(arms) + 6))
+        rows += [_winner_row(entry, arms) for entry in (cell, *tasks)]
+    names = ["task", "n", *(f"{arm}, ms" for arm in arms), "best fixed", "margin", "auto's tokens"]
+    head = _header([*names, "auto against it"], left={"best fixed"})
     return (
-        "<h2>Who wins where</h2><p>Mean E2E by task, on the requests that every arm answered. Margin: how "
-        "much slower the second-best fixed arm is; bold from 10 % on.</p>" + _table(head, rows)
+        "<h2>Who wins where</h2><p>Mean E2E on the requests that every arm answered. Margin: how much slower "
+        f"the second-best fixed arm is; bold from 10 % on. {escape(_clear_text(document))}</p>"
+        + _table(head, rows)
     )
+
+
+def _winner_row(entry: Mapping[str, Any], arms: Sequence[str]) -> str:
+    best = entry["best_fixed"]
+    means = "".join(_td(_number(entry["e2e_mean_ms"][arm]), "best" if arm == best else "") for arm in arms)
+    value = entry["regret"]["value"]
+    kind = "good" if value <= 0 else "bad" if value > FINE else ""
+    margin = _DASH if entry["margin"] is None else f"{100 * entry['margin']:.0f} %"
+    task = escape(entry["task"]) if entry["task"] else "all tasks"
+    return (
+        f"<tr><td>{task}</td>{_td(entry['n'])}{means}"
+        f'<td class="left"><span class="chip s-{escape(best)}">{escape(best)}</span></td>'
+        f"{_td(margin, 'best' if entry['is_clear'] else '')}"
+        f"<td>{_mix(entry['auto_policy_mix'])}</td>{_td(percent(entry['regret']), kind)}</tr>"
+    )
+
+
+def _clear_text(document: Document) -> str:
+    parts = []
+    for what in ("cells", "tasks"):
+        wins = document["regret"]["clear_wins"][what]
+        if wins:
+            told = ", ".join(
+                f"{arm} {count['num']} (auto mostly did the same in {count['auto_picked']})"
+                for arm, count in wins.items()
+            )
+            parts.append(f"Clear winners of {what}: {told}.")
+    return " ".join(parts)
 
 
 def acceptance(document: Document) -> str:

@@ -77,6 +77,13 @@ def test_tasks_tell_the_winner_its_margin_and_what_auto_did() -> None:
     assert (slow["auto_picked_best"], fast["auto_picked_best"]) == (False, True)
 
 
+def test_clear_wins_are_counted_by_winner() -> None:
+    wins = regret(measured(TIMES), ARMS)["clear_wins"]
+    assert wins["cells"] == {"baseline": {"num": 1, "auto_picked": 0}, "ngram": {"num": 1, "auto_picked": 1}}
+    close = {SLOW: {"auto": [100.0] * 6, "baseline": [100.0] * 6, "ngram": [109.0] * 6}}
+    assert regret(measured(close), ARMS)["clear_wins"]["cells"] == {}
+
+
 def test_without_auto_or_a_fixed_arm_there_is_no_regret() -> None:
     assert regret(measured(TIMES), ("baseline", "ngram")) == {}
     assert regret(measured(TIMES), ("auto",)) == {}
