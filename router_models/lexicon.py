@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from router_models.text import MAX_NGRAM, U64, edges, tokenize
+from router_models.text import MAX_NGRAM, U64, edges, mix, tokenize
 
 CONCEPTS: Mapping[str, str] = {
     "summarise": """summarize|summarise|summarizing|summarising|summary|summaries|summarization|sum up
@@ -58,7 +58,8 @@ CONCEPTS: Mapping[str, str] = {
         |missing part|rest of|remaining|autocomplete|next lines|stub|skeleton|todo|signature
         |docstring|write the body|what comes next|infill|补全|续写|完成|实现|填写|补充|补完
         |接着写|继续写|函数体|方法体|剩余|余下|空缺|缺失|写完|填充|接下来""",
-    "write_code": """función|programa|código|funktion|skript|fonction|функцию|программу|function|functions
+    "write_code": """下载器|计算器|爬虫|小游戏|服务器
+        |función|programa|código|funktion|skript|fonction|функцию|программу|function|functions
         |script|program|code|coding|algorithm|regex|regular expression|sql|query that|python
         |javascript|typescript|java|cpp|rust|golang|bash|shell|html|css|react|flask|django|class
         |method|api|endpoint|unit test|unit tests|snippet|implement|implementation|dockerfile
@@ -152,7 +153,7 @@ class Lexicon:
                 count = len(tokens.hashes)
                 if not 1 <= count <= MAX_NGRAM:
                     raise ValueError(f"lexicon entry {entry.strip()!r}: {count} tokens, not 1 to {MAX_NGRAM}")
-                key = int(tokens.ngrams(count)[0])
+                key = int(mix(tokens.ngrams(count))[0])
                 pairs[key] = pairs.get(key, 0) | 1 << number
         keys = np.array(sorted(pairs), dtype=np.uint64)
         self._keys: U64 = keys
@@ -163,7 +164,7 @@ class Lexicon:
 
     def find_all(self, grams: Sequence[U64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Every entry in a text, given its n-grams for n = 1, 2, ...: first token, concepts as bits."""
-        hashes = np.concatenate(grams)
+        hashes = mix(np.concatenate(grams))
         at = np.flatnonzero(self._may[(hashes >> self._shift).astype(np.intp)])
         entry = np.minimum(np.searchsorted(self._keys, hashes[at]), len(self._keys) - 1)
         is_entry = self._keys[entry] == hashes[at]

@@ -16,21 +16,20 @@ from router_models.asked_length import asked_tokens
 from router_models.text import char_classes, code_points
 from router_models.types import RequestText
 
-_END, _MIDDLE = 400, 700
+_END, _MIDDLE = 400, 500
 _LENGTHS = (60, 150, 400, 1000, 3000, 10_000)
 _SPEAKER = re.compile(r"^[^\n:：]{1,28}[:：]", re.MULTILINE)
 _LABEL = re.compile(
-    r"^\s*(?:question|context|passage|article|text|document|answer|q|a|input|output|问题|材料|答案|文章|原文|文本)"
-    r"\s*\d*\s*[:：]",
+    r"^(?:question|context|passage|article|text|document|answer|q|a|input|output|问题|材料|答案|文章|原文|文本)"
+    r" ?\d* ?[:：]",
     re.MULTILINE | re.IGNORECASE,
 )
-_LISTED = re.compile(r"^\s*(?:[-*•]|\d+[.)、]|\[\d+\])\s", re.MULTILINE)
+_LISTED = re.compile(r"^ {0,3}(?:[-*•]|\d+[.)、]|\[\d+\])\s", re.MULTILINE)
 _FORMULA = re.compile(r"\d\s*[-+*/×÷=^]\s*\d|[xyz]\s*[=+^]|\d\s*%|[$€£¥]\s*\d")
 _WH = re.compile(
     r"(?:what|who|whom|whose|which|when|where|why|how|is|are|was|were|do|does|did|can|could|should|would)\b",
     re.IGNORECASE,
 )
-_SENTENCE = re.compile(r"[.!?。！？]\s")
 
 SHARES = ("letters", "digits", "cjk", "other alphabets", "code marks")
 Shares = tuple[float, ...]
@@ -138,11 +137,11 @@ def _layout(found: dict[str, float], text: str, head: str, tail: str) -> None:
     found["speaker lines"] = min(len(_SPEAKER.findall(both)) / (lines + 1), 1.0)
     found["labels"] = min(len(_LABEL.findall(both)) / 2, 2.0)
     found["listed lines"] = min(len(_LISTED.findall(both)) / (lines + 1), 1.0)
-    found["formulas"] = min(len(_FORMULA.findall(both)) / 3, 2.0)
+    found["formulas"] = min(len(_FORMULA.findall(head)) / 3, 2.0)
     found["diff"] = float("\n@@ " in text or "\n+++ " in text)
     found["paragraphs"] = math.log1p(both.count("\n\n")) / 3
     found["quotes"] = min(sum(map(both.count, '"“”「」«»')) / 6, 1.5)
-    found["sentences"] = math.log1p(len(_SENTENCE.findall(both))) / 3
+    found["sentences"] = math.log1p(sum(map(both.count, (". ", "! ", "? ", ".\n", "。", "！", "？")))) / 3
     found["questions"] = min((both.count("?") + both.count("？")) / 3, 2.0)
     found["xml tags"] = min(both.count("</") / 2, 1.5)
     grams = [both[i : i + 8] for i in range(0, len(both) - 8, 8)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -74,7 +75,7 @@ class TaskArtefact:
                     temperature=float(arrays["temperature"]),
                     meta=meta,
                 )
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise ArtefactError(f"{place}: no task classifier ({error}); train one anew") from error
         if meta.get("format") != FORMAT_VERSION or tuple(meta.get("tasks", ())) != TASKS:
             raise ArtefactError(f"{place}: of another version; train it anew")

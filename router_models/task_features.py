@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from router_models.lexicon import Lexicon
 from router_models.structure import closing, opening, structure
-from router_models.text import MAX_NGRAM, U64, Tokens, char_ngrams, edges, mix, tokenize
+from router_models.text import MAX_NGRAM, U64, Tokens, edges, mix, tokenize
 from router_models.types import RequestText
 
 HASH_BITS = 15
@@ -136,10 +136,10 @@ def _hashed(
         for n in (1, 2):
             hashes.append(system.ngrams(n))
             families.append(Family("system", n, len(hashes[-1]), system))
-    for place, ends in (("opening", opening(tokens.text)), ("closing", closing(tokens.text))):
-        text = tokens.text[slice(*ends)]
-        hashes.append(char_ngrams(text, _CHAR_N))
-        families.append(Family(place, _CHAR_N, len(hashes[-1]), None, 0, text))
+    chars = tokens.chars(_CHAR_N)
+    for place, (start, stop) in (("opening", opening(tokens.text)), ("closing", closing(tokens.text))):
+        hashes.append(chars[start : max(start, stop - _CHAR_N + 1)])
+        families.append(Family(place, _CHAR_N, len(hashes[-1]), None, 0, tokens.text[start:stop]))
     counts = [f.count for f in families]
     salts = [_SALTS[f.place] ^ (0 if f.tokens else _CHAR_SALT) for f in families]
     salted = np.concatenate(hashes) ^ np.repeat(np.array(salts, dtype=np.uint64), counts)

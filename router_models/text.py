@@ -93,19 +93,29 @@ class Tokens:
     """The tokens of one text of at most 801 characters (see `edges`)."""
 
     text: str
+    points: NDArray[np.uint32]  # its code points
     starts: Index
     ends: Index
     hashes: U64
 
     def ngrams(self, n: int) -> U64:
-        """Hashes of all runs of n tokens. [max(0, tokens - n + 1)]"""
+        """Hashes of all runs of n tokens, not yet mixed for n > 1. [max(0, tokens - n + 1)]"""
         count = len(self.hashes) - n + 1
         if count <= 0:
             return np.empty(0, dtype=np.uint64)
         found = self.hashes[:count]
         for k in range(1, n):
-            found = (found * _STEP) ^ self.hashes[k : k + count]
-        return mix(found + np.uint64(n))
+            found = (found * _STEP) ^ self.hashes[k : k + count]  # order counts, and so does n
+        return found
+
+    def chars(self, n: int) -> U64:
+        """Hashes of all runs of n characters, not yet mixed."""
+        wide = self.points.astype(np.uint64)
+        count = max(0, len(wide) - n + 1)
+        found = wide[:count]
+        for k in range(1, n):
+            found = found * _STEP + wide[k : k + count]
+        return found
 
     def name(self, position: int, n: int) -> str:
         """The text of the n-gram that begins with token `position`."""
@@ -139,16 +149,4 @@ def tokenize(text: str) -> Tokens:
     if numbers.any():
         digits = np.minimum(ends[numbers] - starts[numbers], 4).astype(np.uint64)
         hashes[numbers] = mix(_NUMBER + digits)
-    return Tokens(text, starts, ends, hashes)
-
-
-def char_ngrams(text: str, n: int) -> U64:
-    """Hashes of all runs of n characters."""
-    points = code_points(text).astype(np.uint64)
-    count = len(points) - n + 1
-    if count <= 0:
-        return np.empty(0, dtype=np.uint64)
-    found = points[:count]
-    for k in range(1, n):
-        found = found * _STEP + points[k : k + count]
-    return mix(found)
+    return Tokens(text, points, starts, ends, hashes)

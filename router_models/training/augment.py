@@ -174,7 +174,7 @@ class Augmenter:
             document = self._in_language(self._documents, pools)
             question = rng.choice(pools.QUESTIONS)
         document = self._clip(document)
-        if rng.random() < 0.08:
+        if rng.random() < 0.12:
             system, name = self._pick(pools.QA_SYSTEM, "qa-system")
             return self._finish(question, "document_qa", name, pools, fill(system, {"doc": lambda: document}))
         template, name = self._pick(pools.QA, "qa")
@@ -189,6 +189,9 @@ class Augmenter:
         if rng.random() < 0.12 and self._documents:
             text = rng.choice(self._documents)[: rng.randint(80, 600)]
             language = "zh" if is_chinese(text) else "en"
+        elif rng.random() < 0.12:
+            source = rng.choice([pools_en, pools_zh])
+            text, language = rng.choice(source.PHRASES), "zh" if source is pools_zh else "en"
         elif rng.random() < 0.15:
             text = re.split(r"(?<=[,.，。])", text)[0]
         own = {"zh": ("Chinese", "中文"), "en": ("English", "英语"), "de": ("German", "德语")}[language]

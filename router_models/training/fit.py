@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Labels = NDArray[np.intp]
 Report = Callable[[str], None]
+_ABSENT = -20.0  # the bias of a task that a fold has no rows of
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class FitConfig:
     """How to train. `augmented_weight` is a made sample's weight against a real row's 1."""
 
     per_task: int = 800
-    augmented_weight: float = 0.3
+    augmented_weight: float = 0.2
     inverse_regularisation: float = 20.0
     dense_scale: float = 0.7
     hashed_scale: float = 2.0
@@ -88,10 +89,9 @@ class _Trainer:
         weight = np.concatenate([np.ones(len(labels)), np.full(len(made), self.config.augmented_weight)])
         model = LogisticRegression(C=self.config.inverse_regularisation, max_iter=self.config.max_iterations)
         model.fit(x, y, sample_weight=weight)
-        if len(model.classes_) != len(TASKS):
-            missing = [t for i, t in enumerate(TASKS) if i not in model.classes_]
-            raise ValueError(f"no rows of {', '.join(missing)}: every task needs some")
-        return model.coef_, model.intercept_
+        weights, bias = np.zeros((len(TASKS), x.shape[1])), np.full(len(TASKS), _ABSENT)
+        weights[model.classes_], bias[model.classes_] = model.coef_, model.intercept_
+        return weights, bias
 
 
 def train(
@@ -129,6 +129,9 @@ def check_rows(rows: Sequence[Row]) -> None:
             raise ValueError(f"row {number}: task {row.get('task')!r} is none of {', '.join(TASKS)}")
         if not row.get("messages") and not row.get("prompt"):
             raise ValueError(f"row {number}: neither messages nor prompt")
+    missing = sorted(set(TASKS) - {row["task"] for row in rows})
+    if missing:
+        raise ValueError(f"no rows of {', '.join(missing)}: every task needs some")
 
 
 def _artefact(

@@ -61,13 +61,16 @@ _QA = [
         r"(?P<d>.+)\n\nQuestion: (?P<q>[^\n]+)\nAnswer:",
         r"Answer the question using only the passage below\.\n\n(?P<d>.+)\n\n(?P<q>[^\n]+)",
         r"Context:\n(?P<d>.+)\n\nBased on the context above: (?P<q>[^\n]+)",
-        r"Given the following passage\n\n\"(?P<d>.+)\",\n\nanswer the following.+\n\nQuestion: (?P<q>[^\n]+)",
-        r"Extract the answer to the question from the following context\.\nQuestion: (?P<q>[^\n]+)\nContext: (?P<d>.+)",
+        r"Given the following passage\n\n\"(?P<d>.+)\",\n\nanswer the following.+\n"
+        r"\nQuestion: (?P<q>[^\n]+)",
+        r"Extract the answer to the question from the following context\.\nQuestion: (?P<q>[^\n]+)"
+        r"\nContext: (?P<d>.+)",
         r"Question: \"(?P<q>[^\n]+)\"\n\nContext: \"(?P<d>.+)\"\n\nAnswer:",
         r"Given the following context:\n\n(?P<d>.+)\n\nanswer the following question:\n\n(?P<q>[^\n]+)",
         r"Read the following paragraph and extract the answer for the question: (?P<q>[^\n]+)\n\n(?P<d>.+)",
         r"(?P<q>[^\n]+)\n\nAnswer the above question based on the context below:\n\n(?P<d>.+)",
-        r"Please answer the following question about this movie plot.+?\n\nQuestion: (?P<q>[^\n]+)\nPlot: (?P<d>.+)",
+        r"Please answer the following question about this movie plot.+?\n\nQuestion: (?P<q>[^\n]+)"
+        r"\nPlot: (?P<d>.+)",
     )
 ]
 _SUMMARY = [
@@ -75,9 +78,11 @@ _SUMMARY = [
     for p in (
         r"Summarize: (?P<d>.+)",
         r"(?:Summarise the article|Condense the article down[^\n]+):\n\n(?P<d>.+)",
-        r"(?:In 2 or 3 sentences|Can you write an outline|Could you please generate)[^\n]+\n\nArticle: (?P<d>.+)",
+        r"(?:In 2 or 3 sentences|Can you write an outline|Could you please generate)[^\n]+\n"
+        r"\nArticle: (?P<d>.+)",
         r"Sum the following article in brief: (?P<d>.+)",
-        r"(?:Summarize the following meeting transcript\.|Please write a short summary of this conversation:)\n\n(?P<d>.+)",
+        r"(?:Summarize the following meeting transcript\.|"
+        r"Please write a short summary of this conversation:)\n\n(?P<d>.+)",
         r"(?P<d>.+)\n\nTL;DR:",
         r"(?:请总结下面这段会议记录的主要内容：\n|帮我写一份会议纪要摘要：)\n(?P<d>.+)",
         r"(?P<d>.+)\n\n用一段话概括以上内容。",
