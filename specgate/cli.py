@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specgate import __version__
+from specgate import __version__, train_classifier
 from specgate.bench.command import add_arguments
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -86,6 +86,10 @@ def build_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure and compare arms under load")
     add_arguments(bench)
     bench.set_defaults(run=_bench)
+
+    trainer = commands.add_parser("train-classifier", help="fit the task classifier again from labelled data")
+    train_classifier.add_arguments(trainer)
+    trainer.set_defaults(run=train_classifier.run)
 
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)

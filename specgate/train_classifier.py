@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from router_models.task_class import ArtefactError, TaskArtefact
-from router_models.training.fit import FitConfig, train
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,16 +16,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("out/task_class.npz"), help="where the artefact goes"
     )
-    parser.add_argument("--per-task", type=int, default=FitConfig.per_task, help="made samples per task")
-    parser.add_argument("--seed", type=int, default=FitConfig.seed)
+    parser.add_argument(
+        "--per-task", type=int, metavar="N", help="made samples per task; default: as shipped"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the made samples")
     parser.add_argument("--json", type=Path, help="write the scores there too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, save, print the scores. 0 fine, 1 the data would not do."""
+    from router_models.task_class import ArtefactError, TaskArtefact  # numpy and more: not for --help
+    from router_models.training.fit import FitConfig, train
+
+    config = FitConfig(seed=args.seed)
+    if args.per_task is not None:
+        config = replace(config, per_task=args.per_task)
     try:
         rows = read_rows(args.data)
-        artefact = train(rows, FitConfig(per_task=args.per_task, seed=args.seed), report=_progress)
+        artefact = train(rows, config, report=_progress)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         artefact.save(args.out)
         TaskArtefact.load(args.out)
