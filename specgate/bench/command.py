@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,17 +71,40 @@ def run(args: argparse.Namespace) -> int:
     from specgate.clock import SystemClock
 
     clock = SystemClock()
-    if (
-        args.bench == "run"
-        and args.find_concurrency
-        and args.slo_ttft_ms is None
-        and args.slo_tpot_ms is None
-    ):
-        raise BenchError("--find-concurrency needs --slo-ttft-ms, --slo-tpot-ms or both")
+    for fault in _faults(args):
+        raise BenchError(fault)
     with meter(clock) as shown:
         document, measured = _event_loop(_BENCHES[args.bench](args, clock, shown))
     write_all(document, measured, args.out, with_records=args.records)
     return 0
+
+
+def _faults(args: argparse.Namespace) -> Iterator[str]:
+    """Options that miss another, or that would do nothing."""
+    if args.url is not None:
+        started = {"--config": args.config, "--set": args.settings, "--imposed": args.imposed,
+                   "--share-server": args.share_server}  # fmt: skip
+        yield from (
+            f"{name} is for servers started here: leave out --url" for name in started if started[name]
+        )
+    if args.bench == "run" and args.find_concurrency:
+        if args.slo_ttft_ms is None and args.slo_tpot_ms is None:
+            yield "--find-concurrency needs --slo-ttft-ms, --slo-tpot-ms or both"
+        if len(args.sampling) > 1:
+            yield "--find-concurrency looks at one --sampling at a time"
+    if args.bench == "replay":
+        if args.shift is None and args.trace is None:
+            yield "replay needs --trace FILE or --shift"
+        if len(args.sampling) > 1:
+            yield "replay takes one --sampling at a time"
+        of_trace = {"--stretch": args.stretch, "--start": args.start, "--duration": args.duration,
+                    "--jitter": args.jitter}  # fmt: skip
+        if args.shift is not None:
+            yield from (
+                f"{name} does nothing with --shift" for name in of_trace if of_trace[name] is not None
+            )
+        elif args.capacity is not None:
+            yield "--capacity does nothing with a trace, which has its own rates"
 
 
 def _event_loop(work: Any) -> Any:
@@ -115,7 +138,6 @@ async def _sweep(args: argparse.Namespace, clock: Any, meter: Any) -> Any:
 
 
 async def _replay(args: argparse.Namespace, clock: Any, meter: Any) -> Any:
-    from specgate.bench.client import BenchError
     from specgate.bench.replay import Replay, load_shift, run_replay, run_shift
 
     options = _options(args, args.arms)
@@ -125,16 +147,14 @@ async def _replay(args: argparse.Namespace, clock: Any, meter: Any) -> Any:
         if args.window is not None:
             shift = replace(shift, segment_s=args.window)
         return await run_shift(options, shift, clock, meter)
-    if args.trace is None:
-        raise BenchError("replay needs --trace FILE or --shift")
     replay = Replay(
         trace=args.trace,
-        stretch=args.stretch,
-        start_s=args.start,
-        duration_s=args.duration,
+        stretch=args.stretch or 1.0,
+        start_s=args.start or 0.0,
+        duration_s=args.duration or 300.0,
         window_s=args.window or 60.0,
         max_output_tokens=args.max_tokens,
-        jitter_s=args.jitter,
+        jitter_s=args.jitter or 0.0,
         repeats=args.repeats,
     )
     return await run_replay(options, replay, clock, meter)
@@ -154,13 +174,11 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "--shift", nargs="?", const=SHIPPED, metavar="FILE",
         help="instead: a YAML schedule of task mixes and rates; without FILE the shipped one",
     )  # fmt: skip
-    add("--stretch", type=_positive, default=1.0, metavar="F", help="4 replays four times slower")
-    add("--start", type=_not_negative, default=0.0, metavar="SECONDS", help="where to begin, once stretched")
-    add("--duration", type=_positive, default=300.0, metavar="SECONDS", help="how much of it (default 300)")
+    add("--stretch", type=_positive, metavar="F", help="4 replays four times slower")
+    add("--start", type=_not_negative, metavar="SECONDS", help="where to begin, once stretched")
+    add("--duration", type=_positive, metavar="SECONDS", help="how much of it (default 300)")
     add("--window", type=_positive, metavar="SECONDS", help="arms take turns in windows (default 60)")
-    add(
-        "--jitter", type=_not_negative, default=0.0, metavar="SECONDS", help="for arrivals that come in steps"
-    )
+    add("--jitter", type=_not_negative, metavar="SECONDS", help="for arrivals that come in steps")
     add("--repeats", type=_positive_int, default=1, metavar="N", help="of everything")
 
 

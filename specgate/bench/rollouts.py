@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{need.name}: a batch of {config.batch_samples} has a log ratio of sd {need.sd:.3f};"
               f" needs {need.num_samples} requests of each arm")  # fmt: skip
     print(
-        f"shipped: min_samples {config.min_samples} of each arm in each stage, error_chance {config.error_chance}"
+        f"shipped: min_samples {config.min_samples} (each arm and stage), error_chance {config.error_chance}"
     )
     for title, value in ((f"{args.slower:g} % slower", factor), ("neutral", 1.0), ("10 % faster", 1 / 1.1)):
         endings = run_many(config, series, value, args.runs, args.rate)

@@ -275,11 +275,29 @@ async def test_what_cannot_be_measured_is_refused_in_one_sentence(
         (["--url", url, "--arm", "eagle"], "arm 'eagle' is not loaded; there are auto, baseline"),
         (["--url", "http://127.0.0.1:9"], "no server answers"),
         (["--url", url, "--data", "absent.jsonl"], "cannot read the prompts"),
+        (["--url", url, "--imposed", "0.5"], "--imposed is for servers started here"),
     ):
         assert await bench("run", *args) == 1
         error = capsys.readouterr().err
         assert expected in error
         assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["run", "--find-concurrency"], "needs --slo-ttft-ms"),
+        (["replay"], "needs --trace FILE or --shift"),
+        (["replay", "--shift", "--stretch", "2"], "--stretch does nothing with --shift"),
+        (["replay", "--trace", "t", "--capacity", "2"], "does nothing with a trace"),
+        (["replay", "--trace", "t", "--sampling", "greedy,top_p"], "one --sampling at a time"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    args: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *args]) == 1
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
