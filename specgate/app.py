@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -13,15 +14,17 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from engine.config import EngineConfig
 from specgate.admission import Admission
-from specgate.api import admin, generate, operations
+from specgate.api import admin, canary, generate, operations
 from specgate.api.http import KeyCheck, add_request_id, errors, request_ids
 from specgate.api.parse import Parser
 from specgate.backends.base import Backend
 from specgate.backends.fake import FakeBackend
 from specgate.clock import Clock, SystemClock
 from specgate.config import Config, FakeConfig, ModelConfig
+from specgate.consistency import ConsistencyChecker
 from specgate.errors import Draining
-from specgate.estimate import Estimator, StructuralEstimator
+from specgate.estimate import Estimator
+from specgate.features import LearnedEstimator
 from specgate.gateway import GATEWAY, Gateway
 from specgate.guarding import Guarding, GuardSurroundings
 from specgate.learning import Learner
@@ -29,10 +32,14 @@ from specgate.learning_loop import LearningLoop
 from specgate.load import LoadMeter
 from specgate.pipeline import Pipeline, ServedModel, Switches, Telemetry
 from specgate.policy.guard_costs import ViewCosts
+from specgate.rollout_store import RolloutStore
+from specgate.rollouts import Rollouts, load_rollouts
+from specgate.switch_store import load_force
 from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.logs import set_up_logging
 from specgate.telemetry.metrics import LiveReadings, Metrics
 from specgate.telemetry.process import ProcessReader
+from specgate.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +61,8 @@ def build_app(
     """
     clock = clock or SystemClock()
     models: dict[str, ServedModel] = {}
-    switches = Switches()
+    force_path = config.guards.force_path
+    switches = Switches(forced_policy=load_force(Path(force_path)) if force_path is not None else None)
     process = ProcessReader(clock)
     metrics = Metrics(registry or CollectorRegistry(), _live_reader(models, process))
     loops = []
@@ -66,15 +74,23 @@ def build_app(
         loop.attach(backend)
         loops.append(loop)
         backend.on_step(metrics.stepped)
+        if switches.forced_policy is not None:
+            backend.set_force(switches.forced_policy)
+        admission = Admission(config.admission, clock)
+        guards = _guarding(config, backend, learner, metrics, clock, process)
         models[model.id] = ServedModel(
             id=model.id,
             backend=backend,
-            admission=Admission(config.admission, clock),
+            admission=admission,
             meter=LoadMeter(clock, config.policy.window_s, config.policy.min_window_samples),
             learner=learner,
-            guards=_guarding(config, backend, learner, metrics, clock, process),
+            guards=guards,
+            checker=_checker(config, backend, admission, guards, metrics),
         )
     log = DecisionLog(config.decision_log, clock)
+    rollouts = Rollouts(
+        load_rollouts(config.canary), RolloutStore(Path(config.canary.state_path)), metrics, clock
+    )
     gateway = Gateway(
         config=config,
         clock=clock,
@@ -84,15 +100,17 @@ def build_app(
             config.policy,
             config.requests,
             switches,
-            estimator or StructuralEstimator(),
+            estimator or LearnedEstimator(),
             Telemetry(metrics, log),
             clock,
+            rollouts,
         ),
         parser=Parser(config.requests),
         switches=switches,
         metrics=metrics,
         log=log,
         learning=tuple(loops),
+        rollouts=rollouts,
         started_s=clock.monotonic(),
     )
     keys = KeyCheck(config.auth, config.server.host)
@@ -190,7 +208,10 @@ async def _run_backends(app: web.Application) -> AsyncIterator[None]:
         await model.backend.start()
     for loop in gateway.learning:
         loop.start()
+    watch = Watch(gateway.models, gateway.rollouts, [m.checker for m in gateway.models.values()])
+    watch.start()
     yield
+    await watch.stop()
     for loop in gateway.learning:
         await loop.stop()
     for model in gateway.models.values():
@@ -223,6 +244,23 @@ def _guarding(
     )
     backend.on_step(guards.stepped)
     return guards
+
+
+def _checker(
+    config: Config, backend: Backend, admission: Admission, guards: Guarding, metrics: Metrics
+) -> ConsistencyChecker:
+    def told(policy: str, result: str) -> None:
+        metrics.checked(result)
+        if result != "abandoned":
+            guards.checked(policy, result == "match")
+
+    return ConsistencyChecker(
+        config.guards.consistency,
+        backend,
+        lambda: admission.num_running == 0 and admission.num_queued == 0,
+        guards.wants_check,
+        told,
+    )
 
 
 def _live_reader(models: Mapping[str, ServedModel], process: ProcessReader) -> Callable[[], LiveReadings]:
@@ -265,5 +303,6 @@ def _add_routes(app: web.Application) -> None:
             web.get("/admin/decisions", admin.decisions),
             web.put("/admin/policy", admin.policy),
             web.post("/admin/drain", admin.drain),
+            web.post("/admin/canary/{name}/{action}", canary.act),
         ]
     )

@@ -9,6 +9,7 @@ ApiError                     status  type
 ├── Forbidden                403     permission_error
 ├── NotFound                 404     not_found_error (path, or model: code model_not_found)
 ├── MethodNotAllowed         405     invalid_request_error
+├── Conflict                 409     invalid_request_error: does not fit the state things are in
 ├── DeadlineExceeded         408     timeout_error
 ├── PayloadTooLarge          413     invalid_request_error
 ├── TooManyRequests          429     rate_limit_error, with Retry-After
@@ -108,6 +109,14 @@ class NotFound(ApiError):
     status = 404
     error_type = "not_found_error"
     default_code = "not_found"
+
+
+class Conflict(ApiError):
+    """What was asked for does not fit the state things are in."""
+
+    status = 409
+    error_type = "invalid_request_error"
+    default_code = "conflict"
 
 
 class MethodNotAllowed(ApiError):

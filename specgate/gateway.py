@@ -12,6 +12,7 @@ from specgate.clock import Clock
 from specgate.config import Config
 from specgate.learning_loop import LearningLoop
 from specgate.pipeline import Pipeline, ServedModel, Switches
+from specgate.rollouts import Rollouts
 from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.metrics import Metrics
 
@@ -29,6 +30,7 @@ class Gateway:
     metrics: Metrics
     log: DecisionLog
     learning: tuple[LearningLoop, ...]
+    rollouts: Rollouts
     started_s: float
 
     def missing(self) -> dict[str, str]:

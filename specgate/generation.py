@@ -105,6 +105,16 @@ class Generation:
         self._failure: str | None = None
         self._timeout: asyncio.Timeout | None = None
         self._cut: ApiError | None = None
+        self._kept: list[int] | None = None
+
+    def keep_tokens(self) -> None:
+        """Remember the first answer's token ids: it may be decoded again for comparison."""
+        self._kept = []
+
+    @property
+    def kept_tokens(self) -> tuple[int, ...] | None:
+        """Token ids of the first answer; None unless they were to be kept."""
+        return None if self._kept is None else tuple(self._kept)
 
     @property
     def admission_wait_s(self) -> float:
@@ -136,6 +146,8 @@ class Generation:
                 self.note_failure(error)
                 raise
             self.answers[index].take(delta, self._clock.monotonic())
+            if self._kept is not None and index == 0:
+                self._kept += delta.token_ids
             yield index, delta
         if any(answer.finish_reason is None for answer in self.answers):
             raise InternalError("The backend ended an answer without saying why.")

@@ -25,6 +25,7 @@ from specgate.admission import Admission
 from specgate.backends.base import Backend, ModelCard
 from specgate.clock import Clock
 from specgate.config import PolicyConfig, RequestsConfig
+from specgate.consistency import ConsistencyChecker
 from specgate.errors import (
     ApiError,
     BadRequest,
@@ -40,9 +41,11 @@ from specgate.generation import Generation, Prompt, Times
 from specgate.guarding import PROBE_STEPS, Guarding
 from specgate.learning import Learner
 from specgate.load import LoadMeter
-from specgate.policy.decide import Facts, decide, unknown_policy
+from specgate.policy.decide import Facts, unknown_policy
 from specgate.policy.guards import Openings
+from specgate.policy.overlay import decide_in_arm
 from specgate.policy.reasons import Reason
+from specgate.rollouts import Rollouts
 from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.metrics import Metrics
 from specgate.types import Decision, GenerationRequest
@@ -58,6 +61,7 @@ class ServedModel:
     meter: LoadMeter
     learner: Learner
     guards: Guarding
+    checker: ConsistencyChecker
 
 
 @dataclass(slots=True)
@@ -89,6 +93,7 @@ class Pipeline:
         estimator: Estimator,
         telemetry: Telemetry,
         clock: Clock,
+        rollouts: Rollouts,
     ) -> None:
         self.models = models
         self.switches = switches
@@ -100,6 +105,7 @@ class Pipeline:
         self._metrics = telemetry.metrics
         self._log = telemetry.log
         self._clock = clock
+        self._rollouts = rollouts
 
     @asynccontextmanager
     async def run(self, request: GenerationRequest, arrival_s: float) -> AsyncIterator[Generation]:
@@ -119,6 +125,8 @@ class Pipeline:
                 decision = self._settle(model, request, len(prompts[0].prepared.token_ids))  # 4, 5
                 model.learner.decided(decision)
                 generation = Generation(request, decision, prompts, model.backend, times, self._clock)  # 6
+                if model.checker.selects(request, decision):
+                    generation.keep_tokens()
                 self._running.add(generation)
                 try:
                     yield generation  # 7 to 11
@@ -181,7 +189,8 @@ class Pipeline:
             baseline_only=("echo with logprobs",) if sampling.has_prompt_logprobs else (),
             unsupported=request.unsupported,
         )
-        return decide(facts, self._policy), openings
+        arm = self._rollouts.assign(request, task.label)
+        return decide_in_arm(facts, self._policy, arm), openings
 
     async def explain(self, model: ServedModel, request: GenerationRequest) -> Decision:
         """What would be decided now. The prompt is encoded if it can be, else its length is guessed."""
@@ -250,6 +259,9 @@ class Pipeline:
         model.meter.waited(outcome.timings.queue_wait_s)
         model.learner.learn(outcome)
         model.guards.finished(outcome)
+        self._rollouts.finished(outcome)
+        if outcome.outcome == "ok":
+            model.checker.offer(generation)
 
     def _count_undecided(self, request: GenerationRequest, error: BaseException) -> None:
         model = request.model if request.model in self.models else "none"

@@ -6,6 +6,7 @@ backend) -> `Decision` (policy, with reasons) -> stream of `Delta` -> `RequestOu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +69,8 @@ class GenerationRequest:
     overrides: Overrides = field(default_factory=Overrides)
     unsupported: tuple[str, ...] = ()
     tenant: str = ""  # whose request: name of the API key, else ""
+    user: str = ""  # the field `user`: keeps its arm of a rollout
+    headers: Mapping[str, str] = field(default_factory=dict)  # those that rollouts look at; lower case
     priority: int = 0
 
     @property

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -13,10 +15,11 @@ from specgate.api.generate import caller_of, endpoint_of
 from specgate.api.http import json_response, read_json
 from specgate.api.jsoncheck import check
 from specgate.api.schema import DRAIN, FORCE
-from specgate.errors import ApiError, BadRequest
+from specgate.errors import ApiError, BadRequest, InternalError
 from specgate.gateway import GATEWAY, Gateway
 from specgate.pipeline import ServedModel
 from specgate.policy.decide import unknown_policy
+from specgate.switch_store import save_force
 from specgate.telemetry.decision_log import decision_entry
 from specgate.types import LoadView
 
@@ -35,7 +38,7 @@ async def state(http: web.Request) -> web.Response:
             "num_open_requests": gateway.pipeline.num_open,
             "num_lost_log_lines": gateway.log.num_lost,
             "models": {name: _model_state(gateway, model) for name, model in gateway.models.items()},
-            "canary": {},
+            "canary": gateway.rollouts.describe(),
         }
     )
 
@@ -123,17 +126,26 @@ async def decisions(http: web.Request) -> web.Response:
 
 async def policy(http: web.Request) -> web.Response:
     """PUT /admin/policy {"force": "baseline"} or {"force": null}: the kill switch. Running requests
-    follow at their next step."""
+    follow at their next step. With "persist": true it outlives a restart; null always ends that."""
     gateway = http.app[GATEWAY]
     body = await read_json(http, gateway.config)
     if "force" not in body:
         raise BadRequest("'force' is required: \"baseline\", or null to lift it.", "force")
     check(body, FORCE)
-    forced = body["force"]
+    forced, persist = body["force"], bool(body.get("persist"))
+    path = gateway.config.guards.force_path
+    if persist and path is None:
+        raise BadRequest("'persist' needs a file to keep it in: set guards.force_path.", "persist")
     gateway.switches.forced_policy = forced
     for model in gateway.models.values():
         model.backend.set_force(forced)
-    return json_response({"force": forced})
+    is_kept = persist and forced is not None
+    if path is not None:
+        try:
+            await asyncio.to_thread(save_force, Path(path), forced if is_kept else None)
+        except OSError as error:
+            raise InternalError(f"The kill switch acts, but cannot be kept in {path}: {error}.") from error
+    return json_response({"force": forced} | ({"persist": is_kept} if persist else {}))
 
 
 async def drain(http: web.Request) -> web.Response:

@@ -77,7 +77,9 @@ async def _generate(http: web.Request, endpoint: _Endpoint) -> web.StreamRespons
 
 def caller_of(http: web.Request) -> Caller:
     """What the parser needs to know beside the body."""
-    return Caller(http[REQUEST_ID], http.get(TENANT, ""), http.headers.get(POLICY_HEADER))
+    wanted = http.app[GATEWAY].rollouts.header_names
+    headers = {name: http.headers[name] for name in wanted if name in http.headers}
+    return Caller(http[REQUEST_ID], http.get(TENANT, ""), http.headers.get(POLICY_HEADER), headers)
 
 
 async def _whole(generation: Generation, shape: Format, head: dict[str, Any]) -> web.Response:

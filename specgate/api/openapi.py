@@ -62,6 +62,12 @@ def openapi_document(limits: RequestsConfig) -> dict[str, Any]:
         "/admin/explain": {"post": _post("What would be decided, and why", "ChatRequest", admin)},
         "/admin/decisions": {"get": _get("The last decisions", admin, [_LIMIT])},
         "/admin/policy": {"put": _post("Kill switch", "Force", admin)},
+        "/admin/canary/{name}/{action}": {
+            "post": _get(
+                "promote, pause, resume or rollback", admin,
+                [_path_parameter("name"), _path_parameter("action")],
+            )
+        },
         "/admin/drain": {"post": _post("Take nothing new", "Drain", admin)},
     }
     return {

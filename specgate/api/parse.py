@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ class Caller:
     request_id: str
     tenant: str = ""
     policy_header: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)  # those that rollouts look at; lower case
 
 
 def decode_json(data: bytes, max_depth: int) -> dict[str, Any]:
@@ -124,6 +125,8 @@ class Parser:
             overrides=self._overrides(fields.get("specgate", {}), caller.policy_header),
             unsupported=tuple(name for name in fields if name in UNSUPPORTED and _changes(name, fields)),
             tenant=caller.tenant,
+            user=fields.get("user", ""),
+            headers=caller.headers,
         )
 
     def _overrides(self, body: _Fields, header: str | None) -> Overrides:

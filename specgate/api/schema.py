@@ -218,5 +218,5 @@ TOKENIZE = _closed(
     }
 )
 DETOKENIZE = _closed({"model": _TEXT, "tokens": {"type": "array", "items": _TOKEN}}, ("tokens",))
-FORCE = _closed({"force": {"type": "string", "enum": ["baseline"]}})
+FORCE = _closed({"force": {"type": "string", "enum": ["baseline"]}, "persist": {"type": "boolean"}})
 DRAIN = _closed({"draining": {"type": "boolean"}})

@@ -37,6 +37,7 @@ def specgate_object(generation: Generation) -> dict[str, Any]:
         "reason": decision.reason,
         "task": decision.task.label,
         "arm": decision.arm,
+        "rollout": decision.rollout,
         "num_drafts": num_drafts,
         "num_draft_tokens": sum(s.num_draft_tokens for s in stats),
         "num_accepted_tokens": num_accepted,

@@ -2,10 +2,11 @@
 
 from specgate.config.check import is_loopback
 from specgate.config.jsonschema import config_json_schema
-from specgate.config.loader import LOCAL_CONFIG, load_config, parse_config
+from specgate.config.loader import LOCAL_CONFIG, load_config, load_rollout, parse_config
 from specgate.config.schema import (
     AdmissionConfig,
     AuthConfig,
+    CanaryConfig,
     Config,
     DecisionLogConfig,
     FakeConfig,
@@ -22,6 +23,7 @@ __all__ = [
     "LOCAL_CONFIG",
     "AdmissionConfig",
     "AuthConfig",
+    "CanaryConfig",
     "Config",
     "DecisionLogConfig",
     "FakeConfig",
@@ -35,5 +37,6 @@ __all__ = [
     "config_json_schema",
     "is_loopback",
     "load_config",
+    "load_rollout",
     "parse_config",
 ]

@@ -112,6 +112,9 @@ class GuardsConfig:
     """What shuts speculation by itself, and how it comes back. The limits on queue wait and requests/s
     are `policy.max_queue_wait_p95_ms` and `policy.max_requests_per_s`."""
 
+    force_path: str | None = setting(
+        None, "file that keeps a kill switch set with persist: true over restarts; null: none is kept"
+    )
     timing: DoorTiming = setting(DoorTiming, DoorTiming.__doc__ or "")
     queue_wait: QueueWaitGuard = setting(QueueWaitGuard, QueueWaitGuard.__doc__ or "")
     load: LoadGuard = setting(LoadGuard, LoadGuard.__doc__ or "")

@@ -7,14 +7,11 @@ One YAML file a rollout, in the folder `canary.dir`. Read by `loader.load_rollou
 
 from __future__ import annotations
 
-import dataclasses
-import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Literal
 
 from specgate.config.fields import TaskName, setting
-from specgate.config.schema import PolicyConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +76,10 @@ class RolloutConfig:
     guardrails: GuardrailsConfig = setting(GuardrailsConfig, GuardrailsConfig.__doc__ or "")
 
 
-def threshold_names() -> tuple[str, ...]:
-    """The numbers of the section `policy`, which an overlay may change."""
-    hints = typing.get_type_hints(PolicyConfig)
-    names = (f.name for f in dataclasses.fields(PolicyConfig))
-    return tuple(name for name in names if hints[name] in (int, float, float | None, int | None))
+THRESHOLDS = (
+    "draft_min_output_tokens", "draft_min_acceptance", "switch_margin", "slo_ttft_ms", "slo_tpot_ms",
+)  # fmt: skip
+"""Numbers of the section `policy` that a single decision depends on: an overlay may change these."""
 
 
 def check_rollout(config: RolloutConfig) -> Iterator[tuple[str, str]]:
@@ -102,8 +98,9 @@ def check_rollout(config: RolloutConfig) -> Iterator[tuple[str, str]]:
             at = f"overlay.max_speculative_tokens.{policy}"
             yield at, "is a ceiling of at least 1, for a method that drafts"
     for name in overlay.thresholds:
-        if name not in threshold_names():
-            yield f"overlay.thresholds.{name}", f"unknown; allowed: {', '.join(threshold_names())}"
+        if name not in THRESHOLDS:
+            allowed = ", ".join(THRESHOLDS)
+            yield f"overlay.thresholds.{name}", f"cannot be changed for an arm; allowed: {allowed}"
     stages = config.stages_percent
     if not stages or list(stages) != sorted(set(stages)) or stages[0] <= 0 or stages[-1] > 100:
         yield "stages_percent", "must rise from above 0 to at most 100"

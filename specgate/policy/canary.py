@@ -147,6 +147,10 @@ class Rollout:
             return None
         return self._rise("every guardrail kept" if self.share < 1 else "lasted its time", now_s)
 
+    def give_up(self, why: str, now_s: float) -> Event:
+        """It cannot go on, for a reason that lies outside."""
+        return self._fall(why, now_s)
+
     def missing(self, now_s: float) -> list[str]:
         """What keeps the present stage from being passed, as sentences' ends; empty: nothing."""
         left = []

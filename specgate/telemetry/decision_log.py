@@ -119,6 +119,8 @@ def decision_entry(decision: Decision) -> dict[str, Any]:
         "reason": decision.reason,
         "num_speculative_tokens": decision.num_speculative_tokens,
         "arm": decision.arm,
+        "rollout": decision.rollout,
+        "shadow": decision.shadow,
         "task": decision.task.label,
         "task_probabilities": {t: round(p, 4) for t, p in decision.task.probabilities.items()},
         "output_tokens": {"p50": decision.length.p50, "p90": decision.length.p90},

@@ -215,6 +215,19 @@ class Metrics:
             "latency_model_coefficient", "Fitted coefficients, in their units", "name"
         )
         self.canary_stage = self._gauge("canary_stage", "Stage a rollout is in", "name")
+        by_arm = ("name", "arm")
+        self.canary_requests = self._counter(
+            "canary_requests_total", "Requests of a rollout by arm and how they ended", *by_arm, "outcome"
+        )
+        self.canary_ttft = self._histogram(
+            "canary_time_to_first_token_seconds", "As time_to_first_token_seconds", _LONG_S, *by_arm
+        )
+        self.canary_tpot = self._histogram(
+            "canary_time_per_output_token_seconds", "As time_per_output_token_seconds", _SHORT_S, *by_arm
+        )
+        self.canary_duration = self._histogram(
+            "canary_request_duration_seconds", "As request_duration_seconds", _LONG_S, *by_arm
+        )
         self.canary_share = self._gauge("canary_share_ratio", "Share of traffic a rollout gets", "name")
 
     # --- feeding ---------------------------------------------------------------------------
@@ -225,6 +238,27 @@ class Metrics:
         self._of(self.guard_state, change.guard.value, change.policy, change.task or "").set(level)
         if change.after is DoorState.SHUT:
             self._of(self.guard_trips, change.guard.value, change.kind).inc()
+
+    def checked(self, result: str) -> None:
+        """A consistency check: match, mismatch or abandoned."""
+        self._of(self.consistency_checks, result).inc()
+
+    def rollout_moved(self, name: str, stage: int, share: float) -> None:
+        """A rollout began, rose or fell."""
+        self._of(self.canary_stage, name).set(stage)
+        self._of(self.canary_share, name).set(share)
+
+    def arm_finished(self, name: str, arm: str, outcome: RequestOutcome) -> None:
+        """A request of an arm of a rollout has ended."""
+        timings = outcome.timings
+        self._of(self.canary_requests, name, arm, outcome.outcome).inc()
+        if outcome.outcome != "ok":
+            return
+        self._of(self.canary_duration, name, arm).observe(timings.e2e_s)
+        if timings.ttft_s is not None:
+            self._of(self.canary_ttft, name, arm).observe(timings.ttft_s)
+        if timings.tpot_s is not None:
+            self._of(self.canary_tpot, name, arm).observe(timings.tpot_s)
 
     def refused(self, model: str, endpoint: str, reason: str) -> None:
         """A request that never came to a decision."""
