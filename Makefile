@@ -3,7 +3,8 @@ PY := .venv/bin/python
 ARGS ?=
 # Threads that spin while they wait slow everything down on a machine that others use too.
 export OMP_WAIT_POLICY ?= passive
-PYTEST := $(PY) -m pytest -q
+# One thread a process, and as many processes as there are cores: tests are many and small.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup serve demo bench test check test-slow clean
 
@@ -32,7 +33,7 @@ check: setup  ## lint, types, import rules, fast tests
 	@$(PYTEST) -m "not slow and not model and not e2e" $(ARGS)
 
 test-slow: setup  ## soak, long fuzzing: everything marked slow
-	@$(PYTEST) -m slow --timeout=1800 $(ARGS)
+	@$(PY) -m pytest -q -m slow --timeout=1800 $(ARGS)
 
 clean:  ## remove .venv/ and caches
 	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
