@@ -267,7 +267,13 @@ class Learner:
             methods=dict(self._methods),
             num_steps={method: self.acceptance_model.num_steps(method) for method in self._methods},
             traffic=self.steps.meter.traffic(self._prompt_tokens, self._output_tokens),
-            planner=PlannerSettings(policy.router == "rule", policy.switch_margin, policy.probe_share),
+            num_drifts=self.steps.model.num_drifts,
+            planner=PlannerSettings(
+                is_following=policy.router == "rule",
+                switch_margin=policy.switch_margin,
+                probe_share=policy.probe_share,
+                min_drafting_steps=self.config.min_drafting_steps,
+            ),
         )
         return True
 

@@ -1,16 +1,35 @@
 """The planner that runs inside the engine process: what each sequence may draft in the coming step.
 
-For now it follows what was decided per request, and the kill switch. Pure but for the one switch.
+Before there is a latency model it follows what was decided per request. With one, requests that
+nobody fixed get what makes the step most useful (see `step_choice`), whatever they began with.
+Fixed are overrides, arms of a rollout, explorations while they last, and everything under the kill
+switch. No clock and no randomness: the step's own time is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from engine.spec.planner import SpecPlan, StepView
+import numpy as np
+
+from engine.spec.planner import SequenceView, SpecPlan, StepView
 from engine.types import BASELINE
+from specgate.policy.predict import catch_up_s
+from specgate.policy.probes import ArmKey, Probes
 from specgate.policy.reasons import Reason
+from specgate.policy.seats import Seat, Table
 from specgate.policy.shut import Shut, ShutList
+from specgate.policy.step_choice import Plan, Settled, choose, cost, solve
+from specgate.policy.view import ModelView
+
+_LOOK_EVERY = 8  # steps between two looks at probes and at what requests themselves have shown
+_PROBE_STEPS, _MIN_PROBE_STEPS = 6, 3
+_PLAIN: ArmKey = (BASELINE, "")
+_PROBE_DEPTH = 2  # at least; a single draft token tells little
+_MIN_PROBED_TOKENS = 16  # that a sequence must still have to go
+_BUSY_FACTOR, _IDLE_FACTOR = 3.0, 10.0  # times its prediction: more of a pause was no work; was idleness
+_ROUNDS_NEW = 3  # of the price, when the batch is another
 
 
 class StepPlanner:
@@ -19,19 +38,130 @@ class StepPlanner:
     def __init__(self) -> None:
         self._forced: str | None = None
         self._shut = ShutList()
+        self._table: Table | None = None
+        self._seats: dict[str, Seat] = {}
+        self._free_rows: list[int] = []
+        self._dirty: list[Seat] = []
+        self._probes = Probes()
+        self._probed: Seat | None = None
+        self._probe_column = 0
+        self._probe_left = 0
+        self._plain_left = 0
+        self._num_drifts = 0
+        self._has_drifted = False
+        self._probe_cost_s = 0.0  # predicted, of the step before
+        self._last: tuple[float, Plan] | None = None  # when the step before was planned, and its plan
+        self._rate = 0.0
+        self._batch: list[int] = []
+        self._index = np.zeros(0, dtype=np.intp)
+        self._num_steps = 0
+        self._num_kv_tokens = 0
+        self._num_sampled = 0
+        self._has_new = False
+        self._plans: list[SpecPlan] = []  # by column
+
+    # --- what comes from outside -----------------------------------------------------------
 
     def set_shut(self, entries: Iterable[Shut]) -> None:
         """What the guards have shut: from the next step on those policies draft nothing."""
         self._shut = ShutList(entries)
+        self._dirty = list(self._seats.values())
+        self._has_new = True  # at once
 
     def set_force(self, policy: str | None) -> None:
         """The kill switch: from the next step on every sequence runs under `policy`; None lifts it."""
         self._forced = policy
 
+    def update(self, state: Mapping[str, Any]) -> None:
+        """A fresh `ModelView`, as sent by the gateway. Raises ValueError for anything else."""
+        self.use(ModelView.from_wire(state))
+
+    def use(self, view: ModelView) -> None:
+        """Plan by this from the next step on."""
+        self._probes.share = view.planner.probe_share
+        self._has_drifted = view.num_drifts > self._num_drifts
+        self._num_drifts = view.num_drifts
+        if view.step is None or view.step.num_steps == 0 or view.planner.is_following:
+            self._table = None
+            return
+        old, self._table = self._table, Table(view)
+        arms = self._table.prices.arms
+        if old is None or [(a.method, a.depth) for a in old.prices.arms] != [
+            (a.method, a.depth) for a in arms
+        ]:
+            self._seats.clear()
+            self._free_rows.clear()
+            self._batch = []
+            self._rate = 0.0
+            self._probed = None
+            named = [SpecPlan(BASELINE, 0, reason=Reason.PREDICTED_FASTEST.value)]
+            for arm in arms:
+                named += [
+                    SpecPlan(arm.method, depth, reason=Reason.PREDICTED_FASTEST.value)
+                    for depth in range(1, arm.depth + 1)
+                ]
+            self._plans = named
+            return
+        self._table.need(len(self._seats) + len(self._free_rows))
+        seats = list(self._seats.values())
+        for seat in seats:
+            column = seat.column
+            self._table.place(seat)
+            self._table.enforce(seat, column)
+        if seats:
+            self._table.fill(seats, self._shut, self._num_steps)
+        self._dirty = []
+
+    # --- planning --------------------------------------------------------------------------
+
     def plan(self, view: StepView) -> Mapping[str, SpecPlan]:
         """Absent sequences decode plainly, as they did; a plan of zero tokens says why they do now."""
+        table = self._table
+        self._num_steps += 1
+        if table is None or self._forced is not None or not table.num_arms:
+            self._last = None
+            return self._follow(view.sequences)
+        self._account(view.now_s)
+        free, fixed = self._take_seats(view, table)
+        plans = self._follow(fixed) if fixed else {}
+        if not free:
+            self._last = None
+            return plans
+        self._refresh(table)
+        batch = [seat.row for seat in free]
+        is_same = batch == self._batch
+        if not is_same:
+            self._batch, self._index = batch, np.array(batch, dtype=np.intp)
+        rows = table.rows(self._index)
+        settled = self._settle(view, fixed, table)
+        if view.num_prefill_tokens > 0 and self._rate > 0:
+            # Prompts make this step long whatever is drafted; a second is worth what it always is.
+            chosen = choose(rows, table.prices, settled.depths, self._rate, table.prices.mixed_token_s)
+            plan = cost(rows, table.prices, chosen, settled)
+        else:
+            plan = solve(rows, table.prices, settled, self._rate, 1 if is_same else _ROUNDS_NEW)
+            self._rate = plan.rate
+        self._last = (view.now_s, plan)
+        if self._plain_left > 0:
+            self._probe_plain(free, plan, table, settled)
+            return plans
+        columns = plan.column.tolist()
+        named, step = self._plans, self._num_steps
+        for seat, column in zip(free, columns, strict=True):
+            if column != seat.column:
+                self._switch(seat, column, table, step)
+            seat.granted = seat.arm
+            plans[seat.view.seq_id] = named[column]
+        if step % _LOOK_EVERY == 0:
+            self._mind_probes(free, view.now_s, table)
+        if self._probed is not None:
+            self._grant_probe(self._probed, plans, table)
+        return plans
+
+    def _follow(self, sequences: Iterable[SequenceView]) -> dict[str, SpecPlan]:
+        """What each was assigned, but for the kill switch and closed doors."""
         plans: dict[str, SpecPlan] = {}
-        for sequence in view.sequences:
+        for sequence in sequences:
             assigned = sequence.policy
             if assigned.num_speculative_tokens <= 0:
                 continue
@@ -43,7 +173,197 @@ class StepPlanner:
                 plans[sequence.seq_id] = SpecPlan(BASELINE, 0, reason=shut.reason.value)
                 continue
             reason = Reason.OVERRIDE if assigned.is_exact else Reason.RULE
+            if assigned.hold_steps:
+                reason = Reason.EXPLORATION
             plans[sequence.seq_id] = SpecPlan(
                 assigned.method, assigned.num_speculative_tokens, reason=reason.value
             )
         return plans
+
+    def _take_seats(self, view: StepView, table: Table) -> tuple[list[Seat], list[SequenceView]]:
+        """Those that are free to choose, and those whose choice is fixed."""
+        seats, step, dirty = self._seats, self._num_steps, self._dirty
+        free: list[Seat] = []
+        fixed: list[SequenceView] = []
+        kv = sampled = 0
+        for sequence in view.sequences:
+            seat = seats.get(sequence.seq_id)
+            if seat is None:
+                seat = self._sit(sequence, table)
+            else:
+                seat.view = sequence
+                if seat.granted and seat.note(sequence):
+                    dirty.append(seat)
+            seat.last_seen = step
+            kv += sequence.num_tokens
+            sampled += sequence.temperature > 0
+            if seat.is_fixed:
+                fixed.append(sequence)
+                seat.granted = 0
+            elif seat.hold_left > 0:
+                seat.hold_left -= 1
+                fixed.append(sequence)
+                seat.granted = seat.arm
+            else:
+                free.append(seat)
+        self._num_kv_tokens, self._num_sampled = kv, sampled
+        if len(seats) > 2 * len(view.sequences) + 16:
+            self._clear_away(step)
+        return free, fixed
+
+    def _sit(self, sequence: SequenceView, table: Table) -> Seat:
+        row = self._free_rows.pop() if self._free_rows else len(self._seats)
+        table.need(row + 1)
+        seat = Seat(sequence, row, table.num_arms)
+        table.place(seat)
+        self._seats[sequence.seq_id] = seat
+        self._dirty.append(seat)
+        self._has_new = True
+        return seat
+
+    def _clear_away(self, step: int) -> None:
+        """Forget sequences that have ended."""
+        for seq_id in [name for name, seat in self._seats.items() if seat.last_seen < step]:
+            seat = self._seats.pop(seq_id)
+            self._free_rows.append(seat.row)
+            if seat is self._probed:
+                self._probed = None
+        self._dirty = [seat for seat in self._dirty if seat.last_seen >= step]
+
+    def _refresh(self, table: Table) -> None:
+        """Rows of new seats at once; of the others when enough have something new to say."""
+        dirty = self._dirty
+        if dirty and (self._has_new or self._num_steps % _LOOK_EVERY == 0):
+            table.fill(dirty, self._shut, self._num_steps)
+            self._dirty = []
+            self._has_new = False
+
+    def _switch(self, seat: Seat, column: int, table: Table, step: int) -> None:
+        arm = seat.arm
+        table.enforce(seat, column)
+        if seat.arm != arm:
+            seat.changed_step = step
+            table.set_penalty([seat], self._shut, step)
+
+    def _settle(self, view: StepView, fixed: list[SequenceView], table: Table) -> Settled:
+        """What this step costs and yields whatever is chosen."""
+        num = len(view.sequences)
+        plain_s = table.prices.plain_s(num, self._num_kv_tokens, self._num_sampled)
+        if not fixed:
+            return Settled(plain_s, num)
+        seats = [self._seats[sequence.seq_id] for sequence in fixed]
+        index = np.array([seat.row for seat in seats], dtype=np.intp)
+        column = np.array([seat.column for seat in seats], dtype=np.intp)
+        depths = tuple(
+            max((seat.column - arm.first + 1 for seat in seats if seat.arm == number + 1), default=0)
+            for number, arm in enumerate(table.prices.arms)
+        )
+        return Settled(
+            plain_s,
+            num,
+            num_drafted=float(table.drafted[index, column].sum()),
+            num_tokens=float(table.tokens[index, column].sum()),
+            extra_s=float(table.extra_s[index, column].sum()),
+            depths=depths,
+        )
+
+    # --- probes ----------------------------------------------------------------------------
+
+    def _account(self, now_s: float) -> None:
+        """The step before is over: what it took, and what its probe cost."""
+        if self._last is None:
+            return
+        planned_s, plan = self._last
+        took_s = max(now_s - planned_s, 0.0)
+        spent_s = self._probe_cost_s
+        if spent_s and took_s < _IDLE_FACTOR * plan.seconds:
+            spent_s = max(spent_s, min(took_s - plan.seconds, _IDLE_FACTOR * spent_s))
+        self._probes.pass_time(min(took_s, _BUSY_FACTOR * plan.seconds), spent_s)
+        self._probe_cost_s = 0.0
+        self._last = None
+
+    def _mind_probes(self, free: list[Seat], now_s: float, table: Table) -> None:
+        """Note the arms in use; begin a probe of one that is not, if its time has come."""
+        if self._has_drifted:
+            self._probes.hasten(now_s)
+            self._has_drifted = False
+        arms = table.prices.arms
+        used = {(arms[seat.arm - 1].method, seat.label) for seat in free if seat.arm}
+        num_drafting = sum(seat.arm > 0 for seat in free)
+        if 2 * num_drafting <= len(free):
+            used.add(_PLAIN)
+        for key in used:
+            self._probes.in_use(key, now_s)
+        if self._probed is not None:
+            return
+        if _PLAIN not in used and self._probes.is_due(_PLAIN, now_s):
+            self._plain_left = _PROBE_STEPS
+            self._probes.begin(_PLAIN, now_s)
+            return
+        for label in {seat.label for seat in free}:
+            for number, arm in enumerate(arms):
+                idle: ArmKey = (arm.method, label)
+                if idle not in used and self._probes.is_due(idle, now_s):
+                    seats = [seat for seat in free if seat.label == label]
+                    if self._begin_probe(idle, number, seats, now_s):
+                        return
+
+    def _probe_plain(self, free: list[Seat], plan: Plan, table: Table, settled: Settled) -> None:
+        """One step in which nobody drafts: without any it could not be told what drafting costs."""
+        for seat in free:
+            seat.granted = 0
+        self._plain_left -= 1
+        plain_s = settled.plain_s + settled.extra_s + table.prices.tokens_s(settled.num_sequences)
+        tokens = settled.num_tokens + len(free)
+        self._probe_cost_s = max(plain_s - tokens / plan.rate, 0.0) if plan.rate > 0 else 0.0
+        self._last = (self._last[0], plan) if self._last is not None else None
+
+    def _begin_probe(self, key: ArmKey, number: int, seats: list[Seat], now_s: float) -> bool:
+        """False where nobody can be tried on, or the share is used up."""
+        table = self._table
+        assert table is not None
+        arm = table.prices.arms[number]
+        seats = [
+            seat
+            for seat in seats
+            if seat.view.num_remaining_tokens >= _MIN_PROBED_TOKENS and table.is_open(seat, number)
+        ]
+        if not seats:
+            self._probes.put_off(key, now_s)
+            return False
+        seat = min(seats, key=lambda s: s.view.num_tokens)  # the shortest to read for a drafter
+        gain = table.tokens[seat.row, arm.columns] - self._rate * table.own_s(seat, arm)
+        column = arm.first + max(int(gain.argmax()), min(_PROBE_DEPTH, arm.depth) - 1)
+        credit_s = self._probes.credit_s - catch_up_s(table.step, arm.method, seat.view.num_tokens)
+        num_steps = _PROBE_STEPS
+        while credit_s < num_steps * self._probe_s(seat, number, column, table):
+            if num_steps > _MIN_PROBE_STEPS:
+                num_steps -= 1
+            elif column > arm.first:
+                column -= 1
+            else:
+                self._probes.put_off(key, now_s)
+                return False
+        self._probes.begin(key, now_s)
+        self._probed, self._probe_column, self._probe_left = seat, column, num_steps
+        return True
+
+    def _probe_s(self, seat: Seat, number: int, column: int, table: Table) -> float:
+        """What one step of a probe costs more than the same step without."""
+        arm = table.prices.arms[number]
+        depth = column - arm.first + 1
+        return float(table.own_s(seat, arm)[depth - 1]) + arm.call_s * depth
+
+    def _grant_probe(self, seat: Seat, plans: dict[str, SpecPlan], table: Table) -> None:
+        """One more step of the probe that goes on."""
+        number = table.arm_of_column[self._probe_column] - 1
+        is_over = seat.last_seen != self._num_steps or not table.is_open(seat, number)
+        if is_over or self._probe_left <= 0 or seat.arm == number + 1:
+            self._probed = None
+            return
+        arm = table.prices.arms[number]
+        depth = self._probe_column - arm.first + 1
+        plans[seat.view.seq_id] = SpecPlan(arm.method, depth, reason=Reason.EXPLORATION.value)
+        seat.granted = number + 1
+        self._probe_left -= 1
+        self._probe_cost_s = self._probe_s(seat, number, self._probe_column, table)

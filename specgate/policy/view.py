@@ -31,6 +31,7 @@ class PlannerSettings:
     is_following: bool = False  # only follow what was assigned per request
     switch_margin: float = 0.03
     probe_share: float = 0.01
+    min_drafting_steps: float = 32.0  # a drafter seen in fewer steps is not chosen, only tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class ModelView:
     methods: dict[str, int] = field(default_factory=dict)  # loaded methods -> most draft tokens
     num_steps: dict[str, float] = field(default_factory=dict)  # by method: granted steps seen; faded
     traffic: Traffic = field(default_factory=Traffic)
+    num_drifts: int = 0  # how often the machine was found to have changed its speed
     planner: PlannerSettings = field(default_factory=PlannerSettings)
 
     def to_wire(self) -> dict[str, Any]:

@@ -1,0 +1,235 @@
+"""The running sequences as the step planner remembers them: one row of numbers each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.spec.planner import SequenceView
+from router_models.acceptance import RequestCurves, sampling_band
+from router_models.types import StepCoefficients
+from specgate.policy.predict import catch_up_s
+from specgate.policy.shut import ShutList
+from specgate.policy.step_choice import Arm, Array, Ints, Prices, Rows
+from specgate.policy.view import CurveBook, ModelView
+
+_SHUT, _UNPROVEN = 1e9, 1e6  # tokens: no gain is as large; an unproven arm may still be probed
+_FIRST_ROWS = 16
+_RATE_SHRINK = 12.0  # granted steps of prior for how often a drafter finds a draft for this request
+_COOL_FACTOR = 5.0  # how much larger a gain must be right after a change of method
+COOL_STEPS = 24  # steps that count as right after
+_MAX_WAIT_STEPS = 32  # granted steps between two looks at a request's own acceptance
+_CATCH_UP_STEPS = 64.0  # steps over which reading the context must pay for a drafter
+
+
+class Seat:
+    """One sequence. `arm` is the method in force: 0 plain decoding, 1 + place of the arm."""
+
+    __slots__ = (
+        "arm",
+        "changed_step",
+        "column",
+        "counts",
+        "curves",
+        "granted",
+        "hold_left",
+        "is_fixed",
+        "label",
+        "last_seen",
+        "loaded",
+        "look_at",
+        "num_accepted",
+        "num_draft_tokens",
+        "num_drafts",
+        "num_granted",
+        "row",
+        "view",
+    )  # fmt: skip
+
+    def __init__(self, view: SequenceView, row: int, num_arms: int) -> None:
+        self.row = row
+        self.view = view
+        self.label = view.label
+        self.is_fixed = view.policy.is_exact or view.policy.is_pinned
+        self.hold_left = view.policy.hold_steps
+        self.arm = 0
+        self.column = 0
+        self.granted = 0  # arm that was granted a draft in the step before
+        self.changed_step = -COOL_STEPS
+        self.curves: list[int | None] = []  # by arm: place of its curve; None: nothing is known
+        self.counts = [[0, 0, 0, 0] for _ in range(num_arms)]  # granted steps, drafts, tokens, accepted
+        self.loaded = [False] * num_arms  # the drafter has read this sequence
+        self.num_drafts = view.num_drafts
+        self.num_draft_tokens = view.num_draft_tokens
+        self.num_accepted = view.num_accepted_tokens
+        self.num_granted = 0
+        self.look_at = 2
+        self.last_seen = 0
+
+    def note(self, view: SequenceView) -> bool:
+        """What a step brought in which this seat was granted a draft. True when the row should be
+        computed anew."""
+        arm = self.granted
+        counts = self.counts[arm - 1]
+        counts[0] += 1
+        if view.num_drafts != self.num_drafts:
+            counts[1] += max(view.num_drafts - self.num_drafts, 0)
+            counts[2] += max(view.num_draft_tokens - self.num_draft_tokens, 0)
+            counts[3] += max(view.num_accepted_tokens - self.num_accepted, 0)
+            self.num_drafts = view.num_drafts
+            self.num_draft_tokens = view.num_draft_tokens
+            self.num_accepted = view.num_accepted_tokens
+        is_first = not self.loaded[arm - 1]
+        self.loaded[arm - 1] = True
+        self.num_granted += 1
+        if self.num_granted >= self.look_at:
+            self.look_at += min(self.num_granted, _MAX_WAIT_STEPS)
+            return True
+        return is_first
+
+
+class Table:
+    """The rows of all seats, filled from one snapshot."""
+
+    def __init__(self, view: ModelView) -> None:
+        """Raises ValueError where the snapshot has no latency model."""
+        if view.step is None:
+            raise ValueError("no step was seen yet")
+        self.step: StepCoefficients = view.step
+        self.margin = view.planner.switch_margin
+        self.book = CurveBook(view.curves)
+        self.curves = RequestCurves(self.book.curves) if self.book.curves else None
+        self._rates = np.array([c.draft_rate for c in self.book.curves])
+        top = len(self.book.curves[0].expected_tokens) - 1 if self.book.curves else 0
+        known = [(m, min(depth, top)) for m, depth in view.methods.items() if m in view.step.drafters]
+        self.prices = Prices.of(
+            view.step, [pair for pair in known if pair[1] > 0], view.traffic.between_steps_s
+        )
+        self.arm_of = {arm.method: 1 + i for i, arm in enumerate(self.prices.arms)}
+        self.arm_of_column = [0]
+        for index, arm in enumerate(self.prices.arms):
+            self.arm_of_column += [index + 1] * arm.depth
+        # By arm in force and column: does the margin apply, and is the arm still to prove itself?
+        self._is_other: Array = np.ones((1 + self.num_arms, self.prices.num_columns))
+        self._is_other[:, 0] = 0.0
+        self._unproven: Array = np.zeros_like(self._is_other)
+        for number, arm in enumerate(self.prices.arms):
+            self._is_other[number + 1, arm.columns] = 0.0
+            if view.num_steps.get(arm.method, 0.0) < view.planner.min_drafting_steps:
+                self._unproven[:, arm.columns] = _UNPROVEN
+                self._unproven[number + 1, arm.columns] = 0.0
+        self._places: dict[tuple[str, str], list[int | None]] = {}
+        shape = (_FIRST_ROWS, self.prices.num_columns)
+        self.tokens: Array = np.ones(shape)
+        self.drafted: Array = np.zeros(shape)
+        self.extra_s: Array = np.zeros(shape)
+        self.penalty: Array = np.zeros(shape)
+
+    @property
+    def num_arms(self) -> int:
+        """Methods there are."""
+        return len(self.prices.arms)
+
+    def need(self, num: int) -> None:
+        """Have at least `num` rows."""
+        have = len(self.tokens)
+        if num > have:
+            more = ((0, max(num - have, have)), (0, 0))
+            self.tokens = np.pad(self.tokens, more, constant_values=1.0)
+            self.drafted = np.pad(self.drafted, more)
+            self.extra_s = np.pad(self.extra_s, more)
+            self.penalty = np.pad(self.penalty, more)
+
+    def rows(self, index: Ints) -> Rows:
+        """Those of the given seats."""
+        return Rows(self.tokens[index], self.drafted[index], self.extra_s[index], self.penalty[index])
+
+    def place(self, seat: Seat) -> None:
+        """The arm in force of a new seat, and the curves it goes by."""
+        policy = seat.view.policy
+        band = sampling_band(seat.view.temperature, seat.view.top_p)
+        place = (seat.label, band)
+        curves = self._places.get(place)
+        if curves is None:
+            task = seat.label or None
+            curves = [self.book.index(arm.method, task, band) for arm in self.prices.arms]
+            self._places[place] = curves
+        seat.curves = curves
+        self.enforce(seat, self.column_of(policy.method, policy.num_speculative_tokens))
+
+    def column_of(self, method: str, depth: int) -> int:
+        """The column of a method and depth, or the nearest there is; 0 for plain decoding."""
+        arm = self.arm_of.get(method, 0)
+        if not arm or depth <= 0:
+            return 0
+        return self.prices.arms[arm - 1].first + min(depth, self.prices.arms[arm - 1].depth) - 1
+
+    def enforce(self, seat: Seat, column: int) -> None:
+        """From now on this is the seat's choice."""
+        seat.column = column
+        seat.arm = self.arm_of_column[column]
+
+    def is_open(self, seat: Seat, number: int) -> bool:
+        """False where the arm is shut for this sequence, or nothing is known of it."""
+        return bool(self.penalty[seat.row, self.prices.arms[number].first] < _SHUT)
+
+    def own_s(self, seat: Seat, arm: Arm) -> Array:
+        """By depth: seconds that a draft of this sequence costs, but for shared calls. [arm.depth]"""
+        seconds: Array = self.extra_s[seat.row, arm.columns]
+        return seconds + self.prices.token_s * self.drafted[seat.row, arm.columns]
+
+    def fill(self, seats: Sequence[Seat], shut: ShutList, step: int) -> None:
+        """Compute the rows of these seats from what is known of them now."""
+        index = np.array([seat.row for seat in seats], dtype=np.intp)
+        kv = np.array([seat.view.num_tokens for seat in seats], dtype=np.float64)
+        sampled = np.array([seat.view.temperature > 0 for seat in seats], dtype=np.float64)
+        for number, arm in enumerate(self.prices.arms):
+            known = [i for i, seat in enumerate(seats) if seat.curves[number] is not None]
+            self.tokens[index, arm.columns] = 1.0
+            if not known or self.curves is None:
+                continue
+            at = np.array([seats[i].curves[number] for i in known], dtype=np.intp)
+            counts = np.array([seats[i].counts[number] for i in known], dtype=np.float64)
+            expected = self.curves.expected(at, counts[:, 1], counts[:, 2], counts[:, 3], counts[:, 0])
+            rate = (counts[:, 1] + _RATE_SHRINK * self._rates[at]) / (counts[:, 0] + _RATE_SHRINK)
+            depths = np.arange(1, arm.depth + 1)
+            drafted = np.minimum(rate, 1.0)[:, None] * depths
+            where = index[known]
+            self.tokens[where, arm.columns] = expected[:, 1 : arm.depth + 1]
+            self.drafted[where, arm.columns] = drafted
+            each = arm.token_s + sampled[known] * self.prices.sampled_s
+            once = (
+                arm.seq_s
+                + arm.kv_s * kv[known]
+                + self._catch_up(arm.method, number, [seats[i] for i in known])
+            )
+            self.extra_s[where, arm.columns] = drafted * each[:, None] + once[:, None]
+        self.set_penalty(seats, shut, step)
+
+    def _catch_up(self, method: str, number: int, seats: Sequence[Seat]) -> Array:
+        """What reading the context costs a drafter that has not, spread over the steps to come."""
+        return np.array(
+            [
+                0.0
+                if seat.loaded[number]
+                else catch_up_s(self.step, method, seat.view.num_tokens)
+                / max(1.0, min(_CATCH_UP_STEPS, seat.view.num_remaining_tokens / 2))
+                for seat in seats
+            ]
+        )
+
+    def set_penalty(self, seats: Sequence[Seat], shut: ShutList, step: int) -> None:
+        """By how many tokens a change of method must be better: plain decoding is left only for a
+        gain above the margin, and returned to for any."""
+        index = np.array([seat.row for seat in seats], dtype=np.intp)
+        column = np.array([seat.column for seat in seats], dtype=np.intp)
+        arm = np.array([seat.arm for seat in seats], dtype=np.intp)
+        factor = [_COOL_FACTOR if step - s.changed_step < COOL_STEPS else 1.0 for s in seats]
+        bonus = self.margin * np.array(factor) * self.tokens[index, column]
+        self.penalty[index] = bonus[:, None] * self._is_other[arm] + self._unproven[arm]
+        for seat in seats:
+            for number, known in enumerate(seat.curves):
+                method = self.prices.arms[number]
+                if known is None or (shut and shut.refusal(method.method, seat.label, seat.view.policy)):
+                    self.penalty[seat.row, method.columns] = _SHUT

@@ -1,0 +1,221 @@
+"""How many draft tokens each sequence of a step gets, to maximise useful tokens per second. Pure.
+
+    maximise  sum_i E_i(K_i) / T(K)      over methods and depths, 0 included
+
+A ratio is maximised by trying a price (Dinkelbach 1967): when a second is worth `rate` tokens, every
+sequence takes the choice with the largest `E_i - rate * (seconds it costs)` on its own, and the
+price is right when the rate that comes of it is the one it was made with. The rate of the step
+before is the price for this one; it moves little from step to step.
+
+A draft model's calls are shared: depth D costs D calls, however many sequences draft. So each
+depth is tried, every sequence taking its best choice up to that depth. (With several methods
+that share calls, each is settled in turn, given those before it; with one this is exact.)
+
+Columns of all arrays are the choices: plain decoding first, then each method's depths from 1 on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router_models.types import DraftCoefficients, StepCoefficients
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.intp]
+_NO_DRAFTER = DraftCoefficients()
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A method's columns and what its work costs, in seconds."""
+
+    method: str
+    first: int  # column of depth 1
+    depth: int  # columns first .. first + depth - 1
+    call_s: float  # per depth, shared by all that draft; 0: nothing is shared
+    seq_s: float  # per drafting sequence
+    kv_s: float  # per KV token of the target's
+    token_s: float  # per draft token, in the drafter
+
+    @property
+    def columns(self) -> slice:
+        """Of all depths."""
+        return slice(self.first, self.first + self.depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """A step's costs in seconds, and the arms there are."""
+
+    base_s: float
+    seq_s: float
+    token_s: float
+    token_above_s: float
+    knee: float
+    kv_s: float
+    sampled_s: float
+    mixed_token_s: float  # per token of a step that computes prompts too
+    arms: tuple[Arm, ...]
+
+    @property
+    def num_columns(self) -> int:
+        """Plain decoding and all depths of all arms."""
+        return 1 + sum(arm.depth for arm in self.arms)
+
+    @classmethod
+    def of(cls, step: StepCoefficients, methods: Sequence[tuple[str, int]], pause_s: float) -> Prices:
+        """`methods` with their most draft tokens; `pause_s` passes between two steps."""
+        arms: list[Arm] = []
+        for method, depth in methods:
+            d = step.drafters.get(method, _NO_DRAFTER)
+            arms.append(
+                Arm(
+                    method,
+                    first=1 + sum(arm.depth for arm in arms),
+                    depth=depth,
+                    call_s=d.d0_s * d.calls_per_token,
+                    seq_s=d.d_seq_s,
+                    kv_s=d.d_kv_s * d.kv_per_target_kv,
+                    token_s=d.d_tok_s,
+                )
+            )
+        return cls(
+            base_s=step.c0_s + pause_s,
+            seq_s=step.c_seq_s,
+            token_s=step.c_tok_s,
+            token_above_s=step.c_tok_above_s,
+            knee=math.inf if step.knee_tokens is None else step.knee_tokens,
+            kv_s=step.c_kv_s,
+            sampled_s=step.c_sample_s,
+            mixed_token_s=max(step.p_dec_s, step.p_tok_s, step.c_tok_s),
+            arms=tuple(arms),
+        )
+
+    def tokens_s(self, num_tokens: float) -> float:
+        """Of `num_tokens` tokens in the forward."""
+        if num_tokens <= self.knee:
+            return self.token_s * num_tokens
+        return self.token_s * self.knee + self.token_above_s * (num_tokens - self.knee)
+
+    def plain_s(self, num_sequences: int, num_kv_tokens: float, num_sampled: float) -> float:
+        """A step without drafts, but for the tokens in its forward."""
+        return (
+            self.base_s
+            + self.seq_s * num_sequences
+            + self.kv_s * num_kv_tokens
+            + self.sampled_s * num_sampled
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The sequences of a step that are free to choose. All [sequences, columns]; column 0 is plain."""
+
+    tokens: Array  # expected tokens a step
+    drafted: Array  # expected draft tokens
+    extra_s: Array  # seconds beside those per token in the target's forward
+    penalty: Array  # tokens by which a change of method must be better; huge: shut
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The part of a step that is not to be chosen."""
+
+    plain_s: float  # see `Prices.plain_s`
+    num_sequences: int  # all that decode
+    num_drafted: float = 0.0  # draft tokens of those whose choice is fixed
+    num_tokens: float = 0.0  # tokens expected of those
+    extra_s: float = 0.0
+    depths: tuple[int, ...] = ()  # by arm: the deepest draft among those
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A column for every sequence, and what comes of it."""
+
+    column: Ints  # [sequences]
+    num_tokens: float  # expected, of the whole step
+    num_drafted: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Useful tokens per second."""
+        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+def choose(rows: Rows, prices: Prices, depths: Sequence[int], rate: float, token_s: float) -> Ints:
+    """The best column for every sequence when a second is worth `rate` tokens and a token in the
+    target's forward costs `token_s`. Draft calls up to `depths` (by arm) are paid for already."""
+    value = rows.drafted * token_s
+    value += rows.extra_s
+    value *= -rate
+    value += rows.tokens
+    value -= rows.penalty
+    pick = np.arange(len(value))
+    best = value[:, 0].copy()
+    column = np.zeros(len(value), dtype=np.intp)
+    for index, arm in enumerate(prices.arms):
+        part = value[:, arm.columns]
+        if arm.call_s > 0:
+            paid = depths[index] if depths else 0
+            deep = np.maximum.accumulate(part, axis=1)  # the best up to each depth
+            gain = np.maximum(deep - best[:, None], 0.0).sum(axis=0)
+            gain -= rate * arm.call_s * np.maximum(np.arange(1 - paid, arm.depth + 1 - paid), 0)
+            depth = int(gain.argmax())
+            if gain[depth] <= 0:
+                continue
+            part = part[:, : depth + 1]
+        at = part.argmax(axis=1)
+        top = part[pick, at]
+        better = top > best
+        best = np.where(better, top, best)
+        column = np.where(better, at + arm.first, column)
+    return column
+
+
+def cost(rows: Rows, prices: Prices, column: Ints, settled: Settled) -> Plan:
+    """What comes of a choice."""
+    pick = np.arange(len(column))
+    drafted = settled.num_drafted + float(rows.drafted[pick, column].sum())
+    seconds = settled.plain_s + settled.extra_s + float(rows.extra_s[pick, column].sum())
+    seconds += prices.tokens_s(settled.num_sequences + drafted)
+    for index, arm in enumerate(prices.arms):
+        if arm.call_s > 0:
+            own = column[(column >= arm.first) & (column < arm.first + arm.depth)]
+            deepest = int(own.max()) - arm.first + 1 if len(own) else 0
+            seconds += arm.call_s * max(deepest, settled.depths[index] if settled.depths else 0)
+    tokens = settled.num_tokens + float(rows.tokens[pick, column].sum())
+    return Plan(column, tokens, drafted, seconds)
+
+
+def solve(rows: Rows, prices: Prices, settled: Settled, rate: float, max_rounds: int) -> Plan:
+    """The plan with the highest rate; `rate` is where to start, 0: that of plain decoding.
+
+    One round is enough where `rate` is the last step's. Where the tokens' price has a knee, both
+    sides of it are tried when a plan crosses it.
+    """
+    if rate <= 0:
+        plain = cost(rows, prices, np.zeros(len(rows.tokens), dtype=np.intp), settled)
+        rate = plain.rate
+        max_rounds += 1
+    plan: Plan | None = None
+    for _ in range(max(max_rounds, 1)):
+        before = settled.num_sequences + (settled.num_drafted if plan is None else plan.num_drafted)
+        slopes = [prices.token_s if before <= prices.knee else prices.token_above_s]
+        found = cost(rows, prices, choose(rows, prices, settled.depths, rate, slopes[0]), settled)
+        if (settled.num_sequences + found.num_drafted <= prices.knee) != (before <= prices.knee):
+            other = prices.token_above_s if slopes[0] == prices.token_s else prices.token_s
+            rival = cost(rows, prices, choose(rows, prices, settled.depths, rate, other), settled)
+            found = max(found, rival, key=lambda p: p.num_tokens - rate * p.seconds)
+        plan = found
+        if abs(plan.rate - rate) <= 1e-3 * rate:
+            break
+        rate = plan.rate
+    assert plan is not None
+    return plan
