@@ -5,6 +5,13 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples on every run, and no verdict by time: the machine may be busy.
+settings.register_profile(
+    "project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("project")
 
 
 def _has_default_model() -> bool:
