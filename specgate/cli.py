@@ -15,6 +15,7 @@ from typing import Any
 
 from specgate import __version__, train_classifier
 from specgate.bench.command import add_arguments
+from specgate.canary_command import CanaryError, add_canary_arguments, run_canary
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 FINE, FAILED, WRONG_USE = 0, 1, 2
@@ -91,6 +92,10 @@ def build_parser() -> argparse.ArgumentParser:
     train_classifier.add_arguments(trainer)
     trainer.set_defaults(run=train_classifier.run)
 
+    canary = commands.add_parser("canary", help="rollouts: status, promote, pause, resume, rollback")
+    add_canary_arguments(canary, DEFAULT_URL)
+    canary.set_defaults(run=_canary)
+
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)
     return parser
@@ -127,16 +132,40 @@ def _check_config(args: argparse.Namespace) -> int:
         return FINE
     if not args.files:
         raise CommandError("check-config needs a FILE, or --schema", WRONG_USE)
-    code = FINE
+    code, rollouts = FINE, []
     for path in args.files:
         try:
-            _load(path, [])
+            rollouts += _check_file(path)
         except CommandError as error:
             print(error, file=sys.stderr)
             code = FAILED
         else:
             print(f"{path}: valid")
+    for why in _conflicts(rollouts):
+        print(why, file=sys.stderr)
+        code = FAILED
     return code
+
+
+def _check_file(path: Path) -> list[Any]:
+    """The rollout in it, if it is one's. Raises CommandError."""
+    from specgate.config import is_rollout, load_rollout
+    from specgate.errors import ConfigError
+
+    try:
+        if is_rollout(path):
+            return [load_rollout(path)]
+    except ConfigError as error:
+        raise CommandError(str(error), WRONG_USE) from error
+    _load(path, [])
+    return []
+
+
+def _conflicts(rollouts: Sequence[Any]) -> list[str]:
+    from specgate.policy.overlay import conflict
+
+    pairs = ((a, b) for i, a in enumerate(rollouts) for b in rollouts[i + 1 :])
+    return [why for a, b in pairs if (why := conflict(a, b)) is not None]
 
 
 def _load(path: Path | None, settings: Sequence[str]) -> Any:
@@ -209,6 +238,14 @@ def _bench(args: argparse.Namespace) -> int:
         return run(args)
     except BenchError as error:
         raise CommandError(str(error)) from error
+
+
+def _canary(args: argparse.Namespace) -> int:
+    try:
+        run_canary(args)
+    except CanaryError as error:
+        raise CommandError(str(error)) from error
+    return FINE
 
 
 def _version(_args: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 from specgate.config.check import is_loopback
 from specgate.config.jsonschema import config_json_schema
-from specgate.config.loader import LOCAL_CONFIG, load_config, load_rollout, parse_config
+from specgate.config.loader import LOCAL_CONFIG, is_rollout, load_config, load_rollout, parse_config
 from specgate.config.schema import (
     AdmissionConfig,
     AuthConfig,
@@ -36,6 +36,7 @@ __all__ = [
     "ServerConfig",
     "config_json_schema",
     "is_loopback",
+    "is_rollout",
     "load_config",
     "load_rollout",
     "parse_config",

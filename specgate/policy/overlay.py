@@ -38,22 +38,20 @@ def decide_in_arm(facts: Facts, rules: PolicyConfig, assigned: ArmAssignment | N
     if assigned is None:
         return decide(facts, rules)
     facts = replace(facts, overrides=replace(facts.overrides, explore=False))
-    if assigned.arm == CANDIDATE:
-        decision = decide(*overlaid(facts, rules, assigned.overlay))
-        if decision.reason in _ABOVE_ROLLOUTS:
-            return decision
-        is_pinned = any(
-            (assigned.overlay.policies, assigned.overlay.drafter, assigned.overlay.max_speculative_tokens)
-        )
-        return replace(decision, arm=CANDIDATE, rollout=assigned.rollout, is_pinned=is_pinned)
     decision = decide(facts, rules)
     if decision.reason in _ABOVE_ROLLOUTS:
         return decision
     if assigned.arm == CONTROL:
         return replace(decision, reason=Reason.CANARY_CONTROL.value, arm=CONTROL, rollout=assigned.rollout)
-    other = decide(*overlaid(facts, rules, assigned.overlay))
-    shadow = ShadowDecision(other.policy, other.reason, other.num_speculative_tokens)
-    return replace(decision, arm=SHADOW, rollout=assigned.rollout, shadow=shadow)
+    overlay = assigned.overlay
+    other = decide(*overlaid(facts, rules, overlay))
+    if assigned.arm == SHADOW:
+        shadow = ShadowDecision(other.policy, other.reason, other.num_speculative_tokens)
+        return replace(decision, arm=SHADOW, rollout=assigned.rollout, shadow=shadow)
+    if other.reason in _ABOVE_ROLLOUTS:
+        return other
+    is_pinned = bool(overlay.policies or overlay.drafter or overlay.max_speculative_tokens)
+    return replace(other, arm=CANDIDATE, rollout=assigned.rollout, is_pinned=is_pinned)
 
 
 def overlaid(facts: Facts, rules: PolicyConfig, overlay: OverlayConfig) -> tuple[Facts, PolicyConfig]:
