@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from engine.types import MethodCounts, PolicyChange, SequenceOutput, SequenceStats, StepRecord
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 class _Draws:
     """One drafter's counts for one sequence."""
 
-    __slots__ = ("accepted", "drafted", "num_draft_tokens", "num_drafts", "num_steps")
+    __slots__ = ("accepted", "drafted", "num_draft_tokens", "num_drafts", "num_steps", "refused")
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -24,26 +25,32 @@ class _Draws:
         self.num_draft_tokens = 0
         self.accepted: list[int] = []
         self.drafted: list[int] = []
+        self.refused: list[int] = []
 
     def add(self, num_drafted: int, num_accepted: int, num_kept: int) -> None:
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
-        # Only behind a cut (nothing but accepted tokens was kept) is it unknown what would have stood.
-        for depth in range(num_drafted if num_kept > num_accepted else num_kept):
-            if depth == len(self.drafted):
-                self.drafted.append(0)
-                self.accepted.append(0)
+        # Behind a cut (nothing but accepted tokens was kept) it is unknown what would have stood.
+        num_known = num_drafted if num_kept > num_accepted else num_kept
+        for _ in range(len(self.drafted), num_known):
+            self.drafted.append(0)
+            self.accepted.append(0)
+            self.refused.append(0)
+        for depth in range(num_known):
             self.drafted[depth] += 1
             self.accepted[depth] += depth < num_accepted
+        if num_accepted < num_known:
+            self.refused[num_accepted] += 1
 
     def freeze(self, method: str) -> MethodCounts:
         return MethodCounts(
-            method,
-            self.num_steps,
-            self.num_drafts,
-            self.num_draft_tokens,
-            tuple(self.accepted),
-            tuple(self.drafted),
+            method=method,
+            num_steps=self.num_steps,
+            num_drafts=self.num_drafts,
+            num_draft_tokens=self.num_draft_tokens,
+            accepted_per_position=tuple(self.accepted),
+            drafted_per_position=tuple(self.drafted),
+            refused_per_position=tuple(self.refused),
         )
 
 
@@ -51,16 +58,14 @@ class SequenceCounters:
     """The running counts of one sequence; `freeze` makes them a `SequenceStats`.
 
     When a stop token or a limit cuts an accepted block, what lies behind the cut was never
-    emitted: it is left out of `num_accepted_tokens` and out of both per-position counts, since
+    emitted: it is left out of `num_accepted_tokens` and out of all per-position counts, since
     whether it would have stood says nothing a reader could check. `num_draft_tokens` is cost and
     counts every draft token that was verified.
     """
 
     __slots__ = (
         "_by_method",
-        "accepted_per_position",
         "draft_s",
-        "drafted_per_position",
         "num_accepted_tokens",
         "num_cached_tokens",
         "num_draft_tokens",
@@ -77,8 +82,6 @@ class SequenceCounters:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.num_preemptions = 0
-        self.accepted_per_position: list[int] = []
-        self.drafted_per_position: list[int] = []
         self.draft_s = 0.0
         self.policy_changes: list[PolicyChange] = []
         self._by_method: dict[str, _Draws] = {}
@@ -93,12 +96,6 @@ class SequenceCounters:
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
-        for depth in range(min(num_drafted, num_kept)):
-            if depth == len(self.drafted_per_position):
-                self.drafted_per_position.append(0)
-                self.accepted_per_position.append(0)
-            self.drafted_per_position[depth] += 1
-            self.accepted_per_position[depth] += depth < num_accepted
 
     def _of(self, method: str) -> _Draws:
         draws = self._by_method.get(method)
@@ -108,6 +105,11 @@ class SequenceCounters:
 
     def freeze(self, *, num_prompt_tokens: int, num_output_tokens: int, queue_wait_s: float) -> SequenceStats:
         """The counts as they stand."""
+        by_method = tuple(draws.freeze(method) for method, draws in self._by_method.items())
+        accepted = _sum_by_depth(counts.accepted_per_position for counts in by_method)
+        refused = _sum_by_depth(counts.refused_per_position for counts in by_method)
+        decided = [a + r for a, r in zip(accepted, refused, strict=True)]
+        num_decided = sum(1 for count in decided if count)  # depths further down were never come to
         return SequenceStats(
             num_prompt_tokens=num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
@@ -116,14 +118,18 @@ class SequenceCounters:
             num_drafts=self.num_drafts,
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
-            accepted_per_position=tuple(self.accepted_per_position),
-            drafted_per_position=tuple(self.drafted_per_position),
+            accepted_per_position=tuple(accepted[:num_decided]),
+            drafted_per_position=tuple(decided[:num_decided]),
             num_preemptions=self.num_preemptions,
             queue_wait_s=queue_wait_s,
             draft_s=self.draft_s,
             policy_changes=tuple(self.policy_changes),
-            by_method=tuple(draws.freeze(method) for method, draws in self._by_method.items()),
+            by_method=by_method,
         )
+
+
+def _sum_by_depth(counts: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
 
 
 class StepTimer:

@@ -127,6 +127,7 @@ class MethodCounts:
     num_draft_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()  # drafts whose token at this depth was accepted
     drafted_per_position: tuple[int, ...] = ()  # drafts that had a token at this depth, reached or not
+    refused_per_position: tuple[int, ...] = ()  # drafts whose first refused token stood at this depth
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engine.types import EngineLoad, PolicyAssignment, StepRecord
+from engine.types import EngineLoad, PolicyAssignment, SequenceStats, StepRecord
 from specgate.policy.shut import Shut
 from specgate.types import Delta, GenerationRequest, PreparedPrompt
 
@@ -71,8 +71,14 @@ class Backend(Protocol):
         index: int,
         max_tokens: int,
         label: str,
+        on_cut: Callable[[SequenceStats], None] | None = None,
     ) -> AsyncIterator[Delta]:
-        """Answer number `index` of the request. `label` is the task, handed to the planner."""
+        """Answer number `index` to the request's prompt. `label` is the task, handed to the planner.
+
+        If the stream ends before its last delta (closed, or failed), `on_cut` is given the counts
+        of what was done until then, at the latest while the stream is being closed; never, if
+        nobody is left who knows them.
+        """
         ...
 
     def set_force(self, policy: str | None) -> None:

@@ -98,6 +98,7 @@ class FakeBackend:
         index: int,
         max_tokens: int,
         label: str,
+        on_cut: Callable[[SequenceStats], None] | None = None,
     ) -> AsyncIterator[Delta]:
         """Plays the script; see `Backend.generate`."""
         self.num_started += 1
@@ -105,18 +106,20 @@ class FakeBackend:
         held = len(prepared.token_ids) + max_tokens
         self._used_tokens += held
         answer = _Answer(request, self.script, max_tokens, len(prepared.token_ids))
+        is_over = False
         try:
             await asyncio.sleep(self.script.prefill_s)
-            while True:
+            while not is_over:
                 await self._stumble(answer.num_out)
                 await asyncio.sleep(self.script.step_s)
                 depth = self._depth(policy, answer, label)
                 delta = answer.step(policy.method, depth)
                 self._record(policy.method if depth else BASELINE, depth, delta)
+                is_over = delta.finish_reason is not None
                 yield delta
-                if delta.finish_reason is not None:
-                    return
         finally:
+            if not is_over and on_cut is not None:
+                on_cut(answer.stats())
             self.num_running -= 1
             self._used_tokens -= held
 
@@ -240,7 +243,7 @@ class _Answer:
             prompt_logprobs=self._prompt_logprobs() if with_prompt else (),
             finish_reason=finish,
             stop_reason=stop_reason,
-            stats=self._stats() if finish else None,
+            stats=self.stats() if finish else None,
         )
 
     def _next_char(self, position: int) -> str:
@@ -262,7 +265,8 @@ class _Answer:
             return shown + self._stops.finish(), reason, None
         return shown, None, None
 
-    def _stats(self) -> SequenceStats:
+    def stats(self) -> SequenceStats:
+        """The counts so far."""
         stats = self._counters.freeze(
             num_prompt_tokens=self._num_prompt, num_output_tokens=self.num_out, queue_wait_s=0.0
         )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.stats import SequenceCounters
 from engine.types import DrafterError, DraftWork, StepRecord
 from specgate.app import build_app
+from specgate.types import RequestOutcome
 from tests.specgate.gateway import MODEL, make_config, running
 
 SERIES = [
@@ -91,6 +94,34 @@ async def test_requests_and_drafts_are_counted_once_and_truly() -> None:
         }.items():
             assert await server.metric(f"specgate_{series}") == value, series
         assert await server.metric('specgate_accelerator_memory_bytes{part="other"}') > 1e6
+
+
+async def test_drafts_count_for_the_method_that_made_them() -> None:
+    """One request, decided for n-gram, whose steps were changed over to the draft model."""
+    counters = SequenceCounters()
+    counters.add_draft(4, 1, 2, "ngram")
+    counters.add_draft(2, 2, 3, "draft")
+    stats = counters.freeze(num_prompt_tokens=3, num_output_tokens=5, queue_wait_s=0.0)
+    async with running() as server:
+        outcomes: list[RequestOutcome] = []
+        model = server.gateway.models[MODEL]
+        learn = model.learner.learn
+        model.learner.learn = outcomes.append  # type: ignore[method-assign]
+        await server.chat(specgate={"policy": "ngram"}, max_tokens=1)
+        model.learner.learn = learn  # type: ignore[method-assign]
+        server.gateway.metrics.finished(replace(outcomes[0], stats=(stats,)), 0.0)
+        for series, value in {
+            'drafts_total{policy="ngram",task="chat"}': 1,
+            'draft_tokens_total{policy="ngram",task="chat"}': 4,
+            'accepted_tokens_total{policy="ngram",task="chat"}': 1,
+            'rejections_total{policy="ngram",position="1",task="chat"}': 1,
+            'rejections_total{policy="ngram",position="2",task="chat"}': 0,
+            'drafts_total{policy="draft",task="chat"}': 1,
+            'accepted_tokens_total{policy="draft",task="chat"}': 2,
+            'accepted_tokens_per_position_total{policy="draft",position="1",task="chat"}': 1,
+            'rejections_total{policy="draft",position="1",task="chat"}': 0,
+        }.items():
+            assert await server.metric(f"specgate_{series}") == value, series
 
 
 async def test_step_records_feed_drafter_errors_and_device_time() -> None:

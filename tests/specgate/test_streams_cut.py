@@ -125,6 +125,34 @@ async def test_a_client_that_does_not_read_is_cut_off_at_the_deadline() -> None:
         assert (await server.client.get("/admin/decisions")).json()["decisions"][0]["outcome"] == "deadline"
 
 
+@pytest.mark.parametrize(
+    ("ends", "n"), [("the client leaves", 1), ("the client leaves", 2), ("the backend fails", 1)]
+)
+async def test_what_was_done_for_an_answer_that_was_cut_is_counted(ends: str, n: int) -> None:
+    """Three steps of 1 + 2 tokens each, and no more."""
+    script = {"hang_after_tokens": 9} if ends == "the client leaves" else {"fail_after_tokens": 9}
+    async with running(text="abcdefghi" * 9, **script) as server:
+        body = {"stream": True, "n": n, "specgate": {"policy": "ngram"}}
+        reader, writer = await _post(server, body)
+        seen = b""
+        while seen.count(b'"content":"ghi"') < n:
+            seen += await reader.read(65536)
+        writer.close()
+        await server.settled()
+        at = 'policy="ngram",task="chat"'
+        for series, value in {
+            f"drafts_total{{{at}}}": 3 * n,
+            f"draft_tokens_total{{{at}}}": 12 * n,
+            f"accepted_tokens_total{{{at}}}": 6 * n,
+            "target_steps_total": 3 * n,
+            "output_tokens_total": 9 * n,
+        }.items():
+            assert await server.metric(f"specgate_{series}") == value, series
+        entry = (await server.client.get("/admin/decisions")).json()["decisions"][0]
+        assert entry["outcome"] == ("cancelled" if ends == "the client leaves" else "error")
+        assert entry["counts"]["num_accepted_tokens"] == 6 * n
+
+
 async def test_one_answer_of_several_failing_ends_them_all() -> None:
     async with running(fail_after_tokens=2) as server:
         assert (await server.chat(n=3)).status_code == 503

@@ -13,7 +13,15 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import ModelSourceError
-from engine.types import EngineLoad, EngineRequest, FinishReason, PolicyAssignment, SequenceOutput, StepRecord
+from engine.types import (
+    EngineLoad,
+    EngineRequest,
+    FinishReason,
+    PolicyAssignment,
+    SequenceOutput,
+    SequenceStats,
+    StepRecord,
+)
 from specgate.backends.base import BackendStatus, ModelCard
 from specgate.backends.embedded import wire
 from specgate.backends.embedded.answer import Answer
@@ -28,6 +36,7 @@ from specgate.types import Delta, GenerationRequest, PreparedPrompt
 logger = logging.getLogger(__name__)
 
 _NO_LOAD = EngineLoad(0, 0, 0, 0, 0, 0)
+_LAST_WORD_S = 1.0  # from an abort to the engine's word on it, which comes with its next step
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,7 @@ class EmbeddedBackend:
         index: int,
         max_tokens: int,
         label: str,
+        on_cut: Callable[[SequenceStats], None] | None = None,
     ) -> AsyncIterator[Delta]:
         """See `Backend.generate`. Raises BadRequest when the engine refuses, EngineLost when it dies
         after the first delta or twice before it."""
@@ -130,7 +140,7 @@ class EmbeddedBackend:
             )
             answer = Answer(encoder.table, sampling, request.stop, len(prepared.token_ids))
             try:
-                async with aclosing(self._run(engine_request, answer)) as deltas:
+                async with aclosing(self._run(engine_request, answer, on_cut)) as deltas:
                     async for delta in deltas:
                         has_shown = True
                         yield delta
@@ -175,7 +185,9 @@ class EmbeddedBackend:
         """Answers the engine works for on behalf of this backend."""
         return self._supervisor.num_open
 
-    async def _run(self, request: EngineRequest, answer: Answer) -> AsyncGenerator[Delta, None]:
+    async def _run(
+        self, request: EngineRequest, answer: Answer, on_cut: Callable[[SequenceStats], None] | None
+    ) -> AsyncGenerator[Delta, None]:
         """One attempt. Whatever way it is left, the engine works no longer for it."""
         mailbox = self._supervisor.submit(request)
         try:
@@ -184,7 +196,25 @@ class EmbeddedBackend:
                 if (delta := answer.take()) is not None:
                     yield delta
         finally:
-            self._supervisor.release(request.request_id)
+            try:
+                if not answer.is_finished and on_cut is not None:
+                    await self._cut(mailbox, request.request_id, on_cut)
+            finally:
+                self._supervisor.release(request.request_id)
+
+    async def _cut(
+        self, mailbox: Mailbox, request_id: str, on_cut: Callable[[SequenceStats], None]
+    ) -> None:
+        """Abort, and wait for the engine's last word: it tells what was done until then."""
+        self._supervisor.abort(request_id)
+        try:
+            async with asyncio.timeout(_LAST_WORD_S):
+                while mailbox.last_stats is None and self._supervisor.is_open(request_id):
+                    await mailbox.get()
+        except TimeoutError:
+            pass  # the engine hangs or its step is very long: the counts of this answer are lost
+        if mailbox.last_stats is not None:
+            on_cut(mailbox.last_stats)
 
     async def _read_mail(self, mailbox: Mailbox, request: EngineRequest, answer: Answer) -> None:
         for mail in await mailbox.get():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from engine.types import SequenceOutput
+from engine.types import SequenceOutput, SequenceStats
 from specgate.backends.embedded import wire
 
 
@@ -27,10 +27,13 @@ class Mailbox:
     def __init__(self) -> None:
         self._mail: list[Mail] = []
         self._arrived = asyncio.Event()
+        self.last_stats: SequenceStats | None = None  # of the engine's last word, once it is here
 
     def put(self, mail: Mail) -> None:
         """Add mail and wake the reader."""
         self._mail.append(mail)
+        if isinstance(mail, SequenceOutput) and mail.stats is not None:
+            self.last_stats = mail.stats
         self._arrived.set()
 
     async def get(self) -> list[Mail]:

@@ -156,6 +156,10 @@ class Supervisor:
         self._link.send(wire.Submit(request))
         return mailbox
 
+    def is_open(self, request_id: str) -> bool:
+        """True while the request's last word is to come."""
+        return request_id in self._mailboxes
+
     def abort(self, request_id: str) -> None:
         """Have the engine drop the request; its last word still comes to the mailbox."""
         if request_id in self._mailboxes and self._link is not None:

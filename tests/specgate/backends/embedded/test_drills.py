@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.types import PolicyAssignment
+from engine.types import PolicyAssignment, SequenceStats
 from specgate.backends.embedded.backend import EmbeddedBackend
 from specgate.errors import EngineLost
 from specgate.types import Delta
@@ -60,6 +60,45 @@ async def test_closing_tells_the_engine_at_once(backend: EmbeddedBackend) -> Non
     await deltas.aclose()  # type: ignore[attr-defined]
     assert backend.num_open == 0
     await until(lambda: is_idle(backend))
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+async def test_the_counts_of_an_answer_that_is_left_are_told(
+    backend: EmbeddedBackend, is_shown: bool
+) -> None:
+    """They are the engine's own, and known when `aclose` returns."""
+    told: list[SequenceStats] = []
+    request = completion(PROMPT if is_shown else "x y " * 450)  # the latter takes several steps to prefill
+    prepared = await backend.prepare(request)
+    deltas = backend.generate(
+        request, prepared, POLICIES[2], index=0, max_tokens=LONG, label="", on_cut=told.append
+    )
+    num_shown = 0
+    reading = asyncio.create_task(anext(deltas))
+    if is_shown:
+        num_shown = (await reading).num_tokens
+        async for delta in deltas:
+            num_shown += delta.num_tokens
+            if num_shown > 20:
+                break
+        await deltas.aclose()  # type: ignore[attr-defined]
+    else:
+        await until(lambda: backend.load().num_running == 1)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    (stats,) = told
+    assert stats.num_output_tokens >= num_shown
+    assert stats.num_output_tokens == stats.num_target_steps + stats.num_accepted_tokens
+    if is_shown:
+        assert stats.num_drafts > 0
+    assert stats.num_prompt_tokens == len(prepared.token_ids)
+    await until(lambda: is_idle(backend))
+    whole = backend.generate(
+        request, prepared, POLICIES[2], index=0, max_tokens=4, label="", on_cut=told.append
+    )
+    assert [delta async for delta in whole][-1].stats is not None
+    assert told == [stats]  # an answer that came to its end is not cut
 
 
 async def test_cancelling_a_reader_frees_everything(backend: EmbeddedBackend) -> None:

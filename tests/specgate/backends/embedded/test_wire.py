@@ -51,7 +51,7 @@ FROM_WORKER: list[wire.FromWorker] = [
     wire.Loading("loading weights", 0.5),
     wire.Ready(2048, 49152, {"ngram": 4}, LOAD, {"device": "cpu"}),
     wire.Step(
-        (SequenceOutput("r1", (5,), (LOGPROB,), (None, LOGPROB), 1, 2, FinishReason.STOP, STATS),),
+        (SequenceOutput("r1", (5,), (LOGPROB,), (None, LOGPROB), 1, 2, "ngram", FinishReason.STOP, STATS),),
         RECORD,
         LOAD,
     ),
