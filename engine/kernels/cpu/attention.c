@@ -412,6 +412,7 @@ int64_t attention_plan_make(attention_plan *plan, const ragged_batch *b, int64_t
             t->first_item = plan->num_items;
             t->scratch = is_split ? num_partials : -1;
             plan->num_items += t->num_items * num_kv_heads;
+            plan->num_products += 2 * t->num_tokens * t->num_keys * group * num_kv_heads;
             if (is_split) num_partials += t->num_items * num_kv_heads;
         }
     if (num_partials > 0 &&
@@ -482,6 +483,7 @@ int64_t specgate_paged_attention(const head_rows *query, const head_rows *out, c
     team threads = {0};
     if (attention_plan_make(&plan, batch, query->num_heads / cache->num_kv_heads, cache->num_kv_heads)) return -1;
     if (num_threads > plan.num_items) num_threads = plan.num_items;
+    num_threads = useful_threads(num_threads, plan.num_products * cache->head_dim);
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
         const worker w = join_team(&threads);

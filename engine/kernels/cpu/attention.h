@@ -52,6 +52,7 @@ typedef struct {
     struct partial *partials; /* NULL where no chunk is an item of its own */
     int64_t num_tiles;
     int64_t num_items;
+    int64_t num_products; /* pairs of query head and key, twice: scores and sums */
 } attention_plan;
 
 int64_t attention_plan_make(attention_plan *plan, const ragged_batch *batch, int64_t group, int64_t num_kv_heads);

@@ -206,6 +206,11 @@ static void *allocate(state *s, int64_t num_tokens) {
     return memory;
 }
 
+static int64_t products_per_layer(const decoder *d, int64_t num_tokens) {
+    const int64_t heads = 2 * d->head_dim * (d->num_heads + d->num_kv_heads);
+    return num_tokens * d->hidden * (heads + 3 * d->intermediate);
+}
+
 int64_t specgate_decoder_forward(const decoder *d, const ragged_batch *batch, const int64_t *token_ids,
                                  const kv_layer *cache, int64_t layer_bytes, float *hidden, int64_t num_threads) {
     state s = {.d = d, .batch = batch};
@@ -213,6 +218,7 @@ int64_t specgate_decoder_forward(const decoder *d, const ragged_batch *batch, co
     team threads = {0};
     if (batch->num_tokens == 0) return 0;
     if (attention_plan_make(&plan, batch, d->num_heads / d->num_kv_heads, d->num_kv_heads)) return -1;
+    num_threads = useful_threads(num_threads, products_per_layer(d, batch->num_tokens));
     void *memory = allocate(&s, batch->num_tokens);
     if (memory == NULL) {
         attention_plan_free(&plan);

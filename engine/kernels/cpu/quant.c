@@ -413,6 +413,7 @@ int64_t specgate_linear(const quant_matrix *matrix, const float *input, int64_t 
     if (posix_memalign(&memory, 64, (size_t)quant_rows_bytes(num_rows, matrix->num_cols)) != 0) return -1;
     const quant_rows rows = quant_rows_at(memory, num_rows, matrix->num_cols);
     team threads = {0};
+    num_threads = useful_threads(num_threads, num_rows * matrix->num_rows * matrix->num_cols);
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
         const worker w = join_team(&threads);

@@ -86,6 +86,12 @@ static inline int claim(const worker *w, int64_t count, int64_t *first, int64_t 
     return *first < count;
 }
 
+/* No more threads than `num_products` multiplications keep busy: waking one takes as long as a million. */
+static inline int64_t useful_threads(int64_t num_threads, int64_t num_products) {
+    const int64_t most = 1 + num_products / 1000000;
+    return num_threads < most ? num_threads : most;
+}
+
 /* This thread's share of `count` rows, for phases too short to claim pieces. */
 static inline int64_t first_row(const worker *w, int64_t count) { return count * w->index / w->size; }
 static inline int64_t last_row(const worker *w, int64_t count) { return count * (w->index + 1) / w->size; }
