@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgate.bench.capacity import Probe, Slo, _throughput, find_concurrency
@@ -27,6 +27,7 @@ def test_throughput_counts_the_part_of_each_answer_inside_the_window() -> None:
     assert _throughput(records, 20.0, 30.0) is None
 
 
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(1, 40))
 def test_the_search_finds_the_largest_that_meets_them(largest: int, limit: int) -> None:
     async def probe(concurrency: int) -> Probe:

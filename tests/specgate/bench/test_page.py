@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgate.bench.svg import HEIGHT, WIDTH, Axis, Series, interval_plot, line_plot, stack_plot
@@ -22,6 +22,7 @@ def points(svg: str) -> list[tuple[float, float]]:
     return [(float(c.get("cx") or 0), float(c.get("cy") or 0)) for c in parsed(svg).iter("circle")]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(NUMBERS, min_size=4, max_size=4), min_size=1, max_size=4), st.booleans(), st.booleans()
 )

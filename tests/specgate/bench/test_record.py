@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgate.bench.record import Job, RawAnswer, Record, read_answer
@@ -57,6 +57,7 @@ def test_times_count_from_when_the_request_was_due() -> None:
     assert (record.queue_wait_ms, record.finish_reason, record.arrival_s) == (12.5, "length", 2.5)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
 def test_pieces_may_be_cut_anywhere(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(STREAM)]

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgate.bench.stats import (
@@ -85,6 +85,7 @@ def test_every_cell_weighs_the_same() -> None:
     assert geometric_mean_ratio([slow, quick]).value == pytest.approx(1.0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(1, 1e6)), min_size=1, max_size=30), st.integers(0, 99))
 def test_the_interval_repeats_and_holds_the_estimate_of_one_group(
     rows: list[tuple[float, float]], seed: int
