@@ -79,6 +79,10 @@ def advance(
     door: Door, reading: Reading | None, now_s: float, timing: DoorTiming, *, needs_probes: bool
 ) -> Door:
     """The door after a look at `reading` (None: no data), taken since `door.since_s` if it is probing."""
+    if door.state is DoorState.SHUT and needs_probes:  # it keeps what shut it until it is tried again
+        if now_s < door.opens_s:
+            return door
+        return replace(door, state=DoorState.PROBING, since_s=now_s, reading=None)
     door = replace(door, reading=reading)
     is_bad = reading is not None and reading.is_enough and reading.severity > 1
     if door.state is DoorState.ALLOWED:
@@ -90,8 +94,6 @@ def advance(
     if door.state is DoorState.SHUT:
         if now_s < door.opens_s:
             return door
-        if needs_probes:
-            return replace(door, state=DoorState.PROBING, since_s=now_s, reading=None)
         if reading is None or reading.severity <= timing.reopen_ratio:
             return _open(door, now_s)
         return door

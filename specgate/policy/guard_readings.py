@@ -314,7 +314,7 @@ class ErrorBook:
         num_tries = len(tries.values(now_s, since_s)) if tries is not None else 0
         least = 1 if num > borne or probe_samples is None else probe_samples
         told = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
-        what = f"number of drafter errors ({told})" if told else "number of drafter errors"
+        what = f"the number of drafter errors ({told})" if told else "the number of drafter errors"
         kind = max(kinds, key=lambda k: (k in self._config.fatal_kinds, kinds[k]), default="")
         return Reading(float(num), borne + 0.5, "errors", max(num_tries, num), least, what=what, kind=kind)
 
@@ -340,8 +340,8 @@ class CheckBook:
             return None
         bad = float(checks.count(False))
         least = probe_samples if probe_samples is not None and not bad else 1
-        what = f"number of greedy answers that differ from baseline's, of {len(checks)},"
-        return Reading(bad, 0.5, "answers", len(checks), least, what=what, kind="mismatch")
+        what = "the number of greedy answers that differ from baseline's"
+        return Reading(bad, 0.5, f"of {len(checks)}", len(checks), least, what=what, kind="mismatch")
 
 
 def worst(readings: Mapping[str, Reading | None]) -> Reading | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +94,49 @@ async def test_the_kill_switch_acts_on_new_and_on_running_requests() -> None:
         assert (await server.chat(specgate={"policy": "draft"})).json()["specgate"]["policy"] == "draft"
         for bad in ({}, {"force": "draft"}, {"force": "baseline", "x": 1}):
             assert (await server.client.put("/admin/policy", json=bad)).status_code == 400
+
+
+async def test_the_kill_switch_outlives_a_restart_only_if_asked(tmp_path: Path) -> None:
+    async with running() as server:
+        refused = await server.client.put("/admin/policy", json={"force": "baseline", "persist": True})
+        assert refused.status_code == 400
+        assert "guards.force_path" in refused.json()["error"]["message"]
+    config = make_config(guards=GuardsConfig(force_path=str(tmp_path / "state" / "force.json")))
+    for body, kept in (
+        ({"force": "baseline"}, None),
+        ({"force": "baseline", "persist": True}, "baseline"),
+        ({"force": "baseline"}, None),  # said again without: no longer
+        ({"force": "baseline", "persist": True}, "baseline"),
+        ({"force": None}, None),
+    ):
+        async with running(config) as server:
+            assert (await server.client.put("/admin/policy", json=body)).status_code == 200
+        async with running(config) as server:
+            assert (await server.client.get("/admin/state")).json()["force"] == kept
+            answer = (await server.chat(messages=SUMMARY)).json()["specgate"]
+            assert (answer["reason"] == "kill_switch") == (kept is not None)
+            assert (answer["num_draft_tokens"] == 0) == (kept is not None)
+    (tmp_path / "state" / "force.json").write_text("{", encoding="utf-8")
+    async with running(config) as server:  # what cannot be read is taken for a switch that was thrown
+        assert (await server.client.get("/admin/state")).json()["force"] == "baseline"
+
+
+async def test_guards_act_on_running_requests_and_are_shown() -> None:
+    async with running(step_s=0.02, text="abc " * 60) as server:
+        ask = {"messages": SUMMARY, "stream": True, "stream_options": {"include_usage": True}}
+        old = asyncio.create_task(server.chat(max_tokens=120, **ask))
+        await eventually(lambda: server.fake._step >= 3)
+        guards = server.gateway.models[MODEL].guards
+        guards.checked("ngram", False)
+        await asyncio.sleep(0.6)  # the watch looks without any request coming
+        extra = events((await old).text)[-2]["specgate"]
+        (change,) = extra["policy_changes"]
+        assert (change["policy"], change["reason"]) == ("baseline", "consistency_guard")
+        assert extra["num_target_steps"] == change["token_index"] / 3 + (120 - change["token_index"])
+        doors = (await server.client.get("/admin/state")).json()["models"][MODEL]["guards"]
+        door = next(d for d in doors if d["guard"] == "consistency_guard")
+        assert (door["state"], door["threshold"], door["reading"]) == ("shut", 0.5, 1.0)
+        assert 0 < door["since_s"] < 30
 
 
 async def test_decisions_hold_inputs_and_outcomes_but_no_text() -> None:
