@@ -18,12 +18,10 @@ import torch
 from engine.scheduler import ScheduledStep
 from engine.sequence import Sequence
 from engine.spec.drafter import DraftContext, Drafter
+from engine.spec.faults import find_faults
 from engine.spec.planner import SpecPlan
 from engine.spec.tree import EMPTY_TREE, DraftTree
 from engine.types import DrafterError, DraftWork
-
-PROBS_TOLERANCE = 1e-3
-"""How far a draft distribution's sum may be from 1."""
 
 _Result = TypeVar("_Result")
 
@@ -100,9 +98,11 @@ class Drafting:
         if trees is None:
             self._forget(method, sequences)
             return [EMPTY_TREE] * len(contexts)
-        faults = find_faults(trees, [context.max_draft_tokens for context in contexts], self._vocab_size)
-        for index, (kind, message) in faults.items():
-            self._fail(method, kind, message)
+        granted = [context.max_draft_tokens for context in contexts]
+        # The target's forward takes chains.
+        faults = find_faults(trees, granted, self._vocab_size, are_chains=True)
+        for index, fault in faults.items():
+            self._fail(method, fault.kind, fault.message)
             self._forget(method, [sequences[index]])
         return [EMPTY_TREE if index in faults else tree for index, tree in enumerate(trees)]
 
@@ -142,66 +142,6 @@ def failure_kind(error: Exception) -> str:
     is_oom = isinstance(error, MemoryError | torch.OutOfMemoryError)
     # The CPU allocator raises a plain RuntimeError.
     return "oom" if is_oom or "not enough memory" in str(error) else "exception"
-
-
-def find_faults(
-    trees: Seq[DraftTree], max_draft_tokens: Seq[int], vocab_size: int
-) -> dict[int, tuple[str, str]]:
-    """Index of each tree that cannot be verified -> (kind, what is wrong).
-
-    Kinds: `nan` for distributions that hold NaN, `invalid_draft` for everything else: too many
-    nodes, token ids outside the vocabulary, parents that make no chain (the target's forward
-    takes chains), distributions of the wrong shape, not summing to 1, or giving their own draft
-    token no probability (such a token was not drawn from them).
-    """
-    faults: dict[int, tuple[str, str]] = {}
-    for index, (tree, ceiling) in enumerate(zip(trees, max_draft_tokens, strict=True)):
-        message = _shape_fault(tree, ceiling, vocab_size)
-        if message is not None:
-            faults[index] = ("invalid_draft", message)
-    sampled = {
-        i: tree.probs
-        for i, tree in enumerate(trees)
-        if i not in faults and tree.probs is not None and len(tree) > 0
-    }
-    if sampled:
-        owners = [i for i in sampled for _ in trees[i].token_ids]
-        probs = torch.cat(list(sampled.values()))  # [num_nodes, vocab]
-        drawn = torch.tensor([t for i in sampled for t in trees[i].token_ids], device=probs.device)
-        sums = probs.sum(dim=1, dtype=torch.float32)
-        chosen = probs.gather(1, drawn[:, None])[:, 0]
-        is_nan = sums.isnan().tolist()
-        is_bad = ((sums - 1).abs() > PROBS_TOLERANCE) | (chosen <= 0) | (probs.amin(dim=1) < 0)
-        for owner, nan, bad in zip(owners, is_nan, is_bad.tolist(), strict=True):
-            if nan:
-                faults[owner] = ("nan", "the draft's distribution holds NaN")
-            elif bad:
-                faults.setdefault(
-                    owner, ("invalid_draft", "the draft's probabilities are no distribution over its tokens")
-                )
-    return faults
-
-
-def _shape_fault(tree: object, ceiling: int, vocab_size: int) -> str | None:
-    if not isinstance(tree, DraftTree):
-        return f"a {type(tree).__name__} instead of a DraftTree"
-    if len(tree) > ceiling:
-        return f"{len(tree)} draft tokens where at most {ceiling} were granted"
-    if len(tree.parents) != len(tree.token_ids) or not tree.is_chain:
-        return f"parents {tree.parents} make no chain"
-    bad = [token for token in tree.token_ids if not _is_token(token, vocab_size)]
-    if bad:
-        return f"token id {bad[0]!r} is no integer below the vocabulary's {vocab_size}"
-    probs: object = tree.probs
-    if probs is None:
-        return None
-    if not isinstance(probs, torch.Tensor) or probs.shape != (len(tree), vocab_size):
-        return f"probs are no tensor of shape {(len(tree), vocab_size)}"
-    return None
-
-
-def _is_token(token: object, vocab_size: int) -> bool:
-    return isinstance(token, int) and 0 <= token < vocab_size
 
 
 def _context(seq: Sequence, max_draft_tokens: int) -> DraftContext:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.spec.drafter import DraftContext, Drafter
+from engine.spec.faults import find_faults
 from engine.spec.randomness import RandomKey
-from engine.spec.tree import DraftTree, validate_tree
+from engine.spec.tree import DraftTree
 
 _NUM_STEPS = 10
 _PROBS_TOLERANCE = 1e-4  # a warm cache may compute in other pieces than a cold one
@@ -116,10 +117,11 @@ def _propose(
     for seq, copy in zip(asked, copies, strict=True):
         if seq.tokens != copy:
             faults.append("`propose` changed a context's token_ids")
-    for context, tree in zip(contexts, trees, strict=False):
-        fault = validate_tree(tree, context.max_draft_tokens, vocab_size)
-        if fault is not None:
-            faults.append(fault)
+    pairs = list(zip(contexts, trees, strict=False))
+    granted = [context.max_draft_tokens for context, _ in pairs]
+    found = find_faults([tree for _, tree in pairs], granted, vocab_size, are_chains=False)
+    faults += [fault.message for fault in found.values()]
+    for context, tree in pairs:
         if context.temperature == 0.0 and tree.probs is not None:
             faults.append("a greedy context got a draft with probs; it must be one-hot")
     work = drafter.work()

@@ -41,36 +41,3 @@ class DraftTree:
 
 
 EMPTY_TREE = DraftTree()
-
-
-def validate_tree(tree: DraftTree, max_nodes: int, vocab_size: int) -> str | None:
-    """What is wrong with a draft, or None. Cheap: small integers and one pass over `probs`."""
-    num_nodes = len(tree.token_ids)
-    if num_nodes > max_nodes:
-        return f"{num_nodes} draft tokens where {max_nodes} were granted"
-    if len(tree.parents) != num_nodes:
-        return f"{num_nodes} tokens but {len(tree.parents)} parents"
-    seen: set[tuple[int, int]] = set()
-    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
-        if not 0 <= token < vocab_size:
-            return f"token id {token} at node {node} is outside the vocabulary of {vocab_size}"
-        if not ROOT <= parent < node:
-            return f"node {node} names parent {parent}, which does not precede it"
-        if (parent, token) in seen:
-            return f"node {node} repeats token {token} among its siblings"
-        seen.add((parent, token))
-    return None if tree.probs is None else _fault_of_probs(tree.probs, tree.token_ids, vocab_size)
-
-
-def _fault_of_probs(probs: torch.Tensor, token_ids: tuple[int, ...], vocab_size: int) -> str | None:
-    if tuple(probs.shape) != (len(token_ids), vocab_size):
-        return f"probs has shape {tuple(probs.shape)}, expected ({len(token_ids)}, {vocab_size})"
-    if not token_ids:
-        return None
-    sums, lowest = probs.double().sum(dim=1).tolist(), probs.amin(dim=1).tolist()
-    for node, token in enumerate(token_ids):
-        if not abs(sums[node] - 1.0) < 1e-3 or not lowest[node] >= 0.0:  # NaN fails both
-            return f"probs of node {node} are no distribution: sum {sums[node]:.6g}, least {lowest[node]:.3g}"
-        if not float(probs[node, token]) > 0.0:
-            return f"token id {token} at node {node} has probability 0 under its own draft"
-    return None

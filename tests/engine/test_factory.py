@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from engine.config import DraftModelConfig, EngineConfig, NgramConfig
 from engine.errors import DrafterMismatch, ModelSourceError
 from engine.factory import build_drafters, build_engine
+from engine.models.registry import load_model
+from engine.models.tiny import tiny_spec
+from engine.models.tiny_files import save_model, save_tiny_model
 from engine.spec.planner import FollowAssignment
 from tests.engine.harness import GREEDY, drive, request, target
 
@@ -39,6 +44,28 @@ def test_the_configured_drafters_are_there() -> None:
 def test_a_draft_model_that_cannot_be_is_refused(draft: DraftModelConfig) -> None:
     with pytest.raises(DrafterMismatch):
         build_drafters(replace(SMALL, draft_model=draft), target())
+
+
+def test_a_draft_model_from_elsewhere_must_have_the_targets_tokens(tmp_path: Path) -> None:
+    """Vocabularies of one size are not enough: an id has to mean the same to both."""
+    target_folder, draft_folder = save_tiny_model(tmp_path / "t"), save_tiny_model(tmp_path / "d", seed=1)
+    config = replace(SMALL, model=str(target_folder), draft_model=DraftModelConfig(source=str(draft_folder)))
+    model = load_model(str(target_folder))
+    assert set(build_drafters(config, model)) == {"ngram", "draft"}
+
+    path = draft_folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(DrafterMismatch, match="'a'"):
+        build_drafters(config, model)
+
+    other = tiny_spec(vocab_size=model.spec.vocab_size + 1)
+    save_model(draft_folder, other)
+    path.unlink()  # without a tokenizer the size has to do
+    with pytest.raises(DrafterMismatch, match="must share the target's tokenizer"):
+        build_drafters(config, model)
 
 
 def test_a_missing_model_is_one_clear_error() -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from engine.errors import InvalidLogits
 from engine.kernels import reference_verify
 from engine.sampling import LogitsRow, choose
+from engine.spec.faults import find_faults
 from engine.spec.randomness import RandomKey
-from engine.spec.tree import EMPTY_TREE, ROOT, DraftTree, validate_tree
+from engine.spec.tree import EMPTY_TREE, ROOT, DraftTree
 from engine.spec.verify import SamplingState, accept_rule, verify
 from engine.types import AcceptRule, SamplingParams
 
@@ -291,9 +292,21 @@ def test_rounding_in_the_draft_never_leaves_the_vocabulary() -> None:
         assert all(0 <= token < VOCAB for tokens in result.token_ids for token in tokens)
 
 
-def test_validate_tree_accepts_what_is_sound() -> None:
+def test_sound_trees_have_no_faults() -> None:
     generator = torch.Generator().manual_seed(0)
     for parents in ((), (ROOT,), (ROOT, ROOT, 0, 0, 1)):
         tree = sampled_tree(parents, generator)
-        assert validate_tree(tree, 5, VOCAB) is None
-        assert validate_tree(replace(tree, probs=None), 5, VOCAB) is None
+        trees = [tree, replace(tree, probs=None)]
+        assert find_faults(trees, [5, 5], VOCAB, are_chains=False) == {}
+        forked = {} if tree.is_chain else {0, 1}
+        assert find_faults(trees, [5, 5], VOCAB, are_chains=True).keys() == set(forked)
+
+
+def test_each_draft_is_blamed_for_its_own_faults() -> None:
+    sound = DraftTree.chain((4, 5), torch.full((2, VOCAB), 1 / VOCAB))
+    half = replace(sound, probs=torch.stack([torch.full((VOCAB,), 1 / VOCAB), torch.eye(VOCAB)[6]]))
+    faults = find_faults([sound, half, sound, DraftTree.chain((1,) * 3)], [2] * 4, VOCAB, are_chains=True)
+    assert {index: fault.message for index, fault in faults.items()} == {
+        1: "token id 5 at node 1 has probability 0 under its own draft",
+        3: "3 draft tokens where at most 2 were granted",
+    }
