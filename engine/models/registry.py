@@ -70,6 +70,11 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return place
 
 
+def dtype_name(dtype: str, device: torch.device) -> str:
+    """What a configured dtype means on `device`, by name: never auto."""
+    return dtype if dtype == QUANTISED else str(resolve_dtype(dtype, device)).removeprefix("torch.")
+
+
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """The torch dtype by name; raises `ModelSourceError` for an unknown one."""
     if dtype == "auto":
