@@ -31,7 +31,7 @@ from specgate.learning import Learner
 from specgate.learning_loop import LearningLoop
 from specgate.load import LoadMeter
 from specgate.pipeline import Pipeline, ServedModel, Switches, Telemetry
-from specgate.policy.guard_costs import ViewCosts
+from specgate.policy.guard_costs import LatestCosts
 from specgate.rollout_store import RolloutStore
 from specgate.rollouts import Rollouts, load_rollouts
 from specgate.switch_store import load_force
@@ -239,7 +239,11 @@ def _guarding(
         config.guards,
         config.policy,
         GuardSurroundings(
-            backend, metrics, clock, costs=lambda: ViewCosts(learner.view), memory_bytes=process.memory_bytes
+            backend,
+            metrics,
+            clock,
+            costs=LatestCosts(lambda: learner.view),
+            memory_bytes=process.memory_bytes,
         ),
     )
     backend.on_step(guards.stepped)

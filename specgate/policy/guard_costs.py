@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine.types import BASELINE
 from router_models.cost import RequestCost, floor_tokens, request_cost
 from specgate.policy.speedup import workload
@@ -45,3 +47,19 @@ class ViewCosts:
 
     def _plain(self) -> RequestCost | None:
         return None if self._step is None else request_cost(self._step, BASELINE, 0, 1.0, self._load)
+
+
+class LatestCosts:
+    """Gives the costs by the newest snapshot; made anew only when there is a new one."""
+
+    def __init__(self, view: Callable[[], ModelView]) -> None:
+        self._view = view
+        self._seen: ModelView | None = None
+        self._costs = ViewCosts(ModelView())
+
+    def __call__(self) -> ViewCosts:
+        """As of now."""
+        view = self._view()
+        if view is not self._seen:
+            self._seen, self._costs = view, ViewCosts(view)
+        return self._costs

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from engine.types import BASELINE, DrafterError, DraftWork, SamplingParams, SequenceStats, StepRecord
+from engine.spec.planner import SequenceView, StepView
+from engine.types import (
+    BASELINE,
+    DrafterError,
+    DraftWork,
+    PolicyAssignment,
+    SamplingParams,
+    SequenceStats,
+    StepRecord,
+)
+from router_models.types import AcceptanceCurve, AcceptanceKey, DraftCoefficients, StepCoefficients
+from specgate.policy.view import ModelView
 from specgate.types import (
     Decision,
     GenerationRequest,
@@ -51,4 +62,39 @@ def step(*work: DraftWork, errors: tuple[DrafterError, ...] = (), batch: int = 1
         num_tokens=batch, num_prefill_tokens=0, num_kv_tokens=100, num_logits_rows=batch, num_sampled_rows=0,
         num_emitted_tokens=batch, schedule_s=0, draft_s=0, forward_s=0.02, verify_s=0, drafts=work,
         drafter_errors=errors,
+    )  # fmt: skip
+
+
+def step_view(step_number: int = 1, **assigned: PolicyAssignment) -> StepView:
+    """Sequences of the task chat in mid-answer, for the step planner."""
+    sequences = tuple(
+        SequenceView(
+            seq_id=name, policy=policy, label="chat", temperature=0.0, top_p=1.0, num_tokens=50,
+            num_output_tokens=9, num_remaining_tokens=500, num_drafts=0, num_draft_tokens=0,
+            num_accepted_tokens=0, last_method="baseline", last_num_draft_tokens=0,
+            last_num_accepted_tokens=0,
+        )
+        for name, policy in assigned.items()
+    )  # fmt: skip
+    return StepView(step_number, 0.02 * step_number, sequences, 0, 0, 1000)
+
+
+def model_view(*methods: str, draft_token_s: float = 1e-4) -> ModelView:
+    """A latency model under which every one of these methods is worth its drafts, the first the most."""
+    step = StepCoefficients(
+        c0_s=0.02, c_seq_s=0.0, c_tok_s=1e-4, c_kv_s=0.0, c_sample_s=0.0, c_tok_above_s=0.0, knee_tokens=None,
+        p0_s=0.02, p_tok_s=1e-4, p_dec_s=1e-4, p_kv_s=0.0, num_steps=1000,
+        drafters={m: DraftCoefficients(d_tok_s=draft_token_s * (i + 1)) for i, m in enumerate(methods)},
+    )  # fmt: skip
+    expected = tuple(sum(0.9**j for j in range(k + 1)) for k in range(5))
+    curves = tuple(
+        AcceptanceCurve(
+            AcceptanceKey(method, None, "greedy"), tuple(0.9**k for k in range(1, 5)), expected, expected,
+            expected, 1.0, tuple(map(float, range(5))), 0.9, 0.9, 1000.0,
+        )
+        for method in methods
+    )  # fmt: skip
+    return ModelView(
+        version=1, step=step, curves=curves, methods=dict.fromkeys(methods, 4),
+        num_steps=dict.fromkeys(methods, 1000.0),
     )  # fmt: skip
