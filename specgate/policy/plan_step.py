@@ -148,10 +148,12 @@ class StepPlanner:
         columns = plan.column.tolist()
         named, step = self._plans, self._num_steps
         for seat, column in zip(free, columns, strict=True):
+            plan_now = named[column]
             if column != seat.column:
+                plan_now = self._leaving(seat, column, table) or plan_now
                 self._switch(seat, column, table, step)
             seat.granted = seat.arm
-            plans[seat.view.seq_id] = named[column]
+            plans[seat.view.seq_id] = plan_now
         if step % _LOOK_EVERY == 0:
             self._mind_probes(free, view.now_s, table)
         if self._probed is not None:
@@ -237,6 +239,14 @@ class StepPlanner:
             table.fill(dirty, self._shut, self._num_steps)
             self._dirty = []
             self._has_new = False
+
+    def _leaving(self, seat: Seat, column: int, table: Table) -> SpecPlan | None:
+        """The plan of a sequence whose method was shut, with the guard's reason; None: it was not."""
+        if column or not seat.arm:
+            return None
+        method = table.prices.arms[seat.arm - 1].method
+        shut = self._shut.refusal(method, seat.label, seat.view.policy)
+        return None if shut is None else SpecPlan(BASELINE, 0, reason=shut.reason.value)
 
     def _switch(self, seat: Seat, column: int, table: Table, step: int) -> None:
         arm = seat.arm
