@@ -169,7 +169,7 @@ def _on_signal(gateway: Gateway, stop: asyncio.Event) -> None:
     """The first signal drains; the second ends at once."""
     if stop.is_set():
         gateway.switches.is_hurried = True
-    gateway.switches.is_draining = True
+    gateway.switches.is_stopping = True
     stop.set()
 
 

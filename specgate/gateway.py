@@ -40,7 +40,7 @@ class Gateway:
             status = model.backend.status()
             if not status.is_ready:
                 out[name] = status.detail
-        if self.switches.is_draining:
+        if self.switches.takes_nothing:
             out["server"] = "draining"
         return out
 

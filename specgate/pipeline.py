@@ -17,6 +17,7 @@ aborts the work there, and gives the slots back.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -69,8 +70,14 @@ class Switches:
     """What an operator sets while the server runs."""
 
     forced_policy: str | None = None  # the kill switch
-    is_draining: bool = False
+    is_draining: bool = False  # by hand, and taken back by hand
+    is_stopping: bool = False  # for good
     is_hurried: bool = False  # asked twice to end: running requests are not waited for
+
+    @property
+    def takes_nothing(self) -> bool:
+        """New requests are refused."""
+        return self.is_draining or self.is_stopping
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +149,10 @@ class Pipeline:
                         await generation.close()
                     finally:
                         self._learn(model, generation)  # 12
-        except (ApiError, asyncio.CancelledError) as error:
-            if generation is None:
-                self._count_undecided(request, error)
-            raise
         finally:
             self.num_open -= 1
+            if generation is None:  # then it is an exception that leads here
+                self._count_undecided(request, sys.exception())
 
     def cut_off(self, error: ApiError) -> None:
         """End everything that still runs, with this error."""
@@ -218,7 +223,7 @@ class Pipeline:
         self._metrics.refused("none", endpoint, error.default_code or "invalid_request")
 
     def _arrive(self, request: GenerationRequest) -> ServedModel:
-        if self.switches.is_draining:
+        if self.switches.takes_nothing:
             raise Draining("The server is draining and takes no new requests.")
         model = self.find(request.model)
         model.meter.arrived()
@@ -263,12 +268,13 @@ class Pipeline:
         if outcome.outcome == "ok":
             model.checker.offer(generation)
 
-    def _count_undecided(self, request: GenerationRequest, error: BaseException) -> None:
+    def _count_undecided(self, request: GenerationRequest, error: BaseException | None) -> None:
         model = request.model if request.model in self.models else "none"
         if isinstance(error, ApiError):
             self._metrics.refused(model, request.endpoint, error.default_code or "invalid_request")
         else:
-            self._metrics.left(model, request.endpoint)
+            outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "error"
+            self._metrics.undecided(model, request.endpoint, outcome)
 
 
 @asynccontextmanager

@@ -12,18 +12,7 @@ from typing import Any
 
 from engine.types import PolicyChange, SamplingParams, SequenceStats
 from router_models.request_text import content_text
-
-TASKS = (
-    "document_qa",
-    "summarization",
-    "code_edit",
-    "code_completion",
-    "chat",
-    "reasoning",
-    "translation",
-    "tool_call",
-    "creative_writing",
-)
+from router_models.types import TASKS as TASKS
 
 
 @dataclass(frozen=True, slots=True)

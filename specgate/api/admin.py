@@ -33,7 +33,7 @@ async def state(http: web.Request) -> web.Response:
         {
             "version": __version__,
             "uptime_s": round(gateway.clock.monotonic() - gateway.started_s, 3),
-            "draining": gateway.switches.is_draining,
+            "draining": gateway.switches.takes_nothing,
             "force": gateway.switches.forced_policy,
             "num_open_requests": gateway.pipeline.num_open,
             "num_lost_log_lines": gateway.log.num_lost,
@@ -149,12 +149,13 @@ async def policy(http: web.Request) -> web.Response:
 
 
 async def drain(http: web.Request) -> web.Response:
-    """POST /admin/drain: take nothing new, finish what runs. {"draining": false} takes it back."""
+    """POST /admin/drain: take nothing new, finish what runs. {"draining": false} takes it back, unless
+    the server is being stopped."""
     gateway = http.app[GATEWAY]
     body = await read_json(http, gateway.config) if http.can_read_body else {}
     check(body, DRAIN)
     wanted = body.get("draining")
     gateway.switches.is_draining = True if wanted is None else wanted
     return json_response(
-        {"draining": gateway.switches.is_draining, "num_open_requests": gateway.pipeline.num_open}
+        {"draining": gateway.switches.takes_nothing, "num_open_requests": gateway.pipeline.num_open}
     )

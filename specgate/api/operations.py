@@ -52,17 +52,19 @@ async def tokenize(http: web.Request) -> web.Response:
     if (body.get("prompt") is None) == (body.get("messages") is None):
         raise BadRequest("Give either 'prompt' or 'messages'.", "prompt")
     if body.get("messages") is not None:
-        for name in ("add_special_tokens",):
-            if body.get(name) is not None:
-                raise BadRequest(f"{name!r} does nothing with 'messages': the template says it all.", name)
-        chat = {"model": served.id, "messages": body["messages"]}
-        if body.get("chat_template_kwargs") is not None:
-            chat["chat_template_kwargs"] = body["chat_template_kwargs"]
+        if body.get("add_special_tokens"):
+            name = "add_special_tokens"
+            raise BadRequest(f"{name!r} does nothing with 'messages': the template says it all.", name)
+        kwargs = dict(body.get("chat_template_kwargs") or {})
+        if body.get("add_generation_prompt") is not None:
+            kwargs["add_generation_prompt"] = body["add_generation_prompt"]
+        chat = {"model": served.id, "messages": body["messages"], "chat_template_kwargs": kwargs}
         prepared = await served.backend.prepare(gateway.parser.chat(chat, caller_of(http)))
         tokens = list(prepared.token_ids)
     else:
-        if body.get("chat_template_kwargs") is not None:
-            raise BadRequest("'chat_template_kwargs' does nothing with 'prompt'.", "chat_template_kwargs")
+        for name in ("chat_template_kwargs", "add_generation_prompt"):
+            if body.get(name) is not None:
+                raise BadRequest(f"{name!r} does nothing with 'prompt'.", name)
         special = body.get("add_special_tokens")
         tokens = await off_loop(
             _WEIGHT * len(body["prompt"]),

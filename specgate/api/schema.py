@@ -84,7 +84,10 @@ _PART = _closed(
 MESSAGE = _closed(
     {
         "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool", "function"]},
-        "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]},
+        "content": {
+            "anyOf": [_TEXT, {"type": "array", "items": _PART}],
+            "description": "names of special tokens in it are read as those tokens, as vLLM does",
+        },
         "name": _TEXT,
         "tool_calls": {"type": "array", "items": _TOOL_CALL, "maxItems": 1024},
         "tool_call_id": _TEXT,
@@ -213,6 +216,7 @@ TOKENIZE = _closed(
         "prompt": _TEXT,
         "messages": MESSAGES,
         "add_special_tokens": {"type": "boolean"},
+        "add_generation_prompt": {"type": "boolean", "description": "with messages; by default true"},
         "return_token_strs": {"type": "boolean"},
         "chat_template_kwargs": _OBJECT,
     }

@@ -75,7 +75,9 @@ class FakeBackend:
         if not self.is_ready:
             raise NotReady("the fake backend was made not ready")
         if request.messages is not None:
-            text = "".join(f"{m['role']}: {m['content']}\n" for m in request.messages) + "assistant: "
+            text = "".join(f"{m['role']}: {m['content']}\n" for m in request.messages)
+            if request.chat_template_kwargs.get("add_generation_prompt", True):
+                text += "assistant: "
             param = "messages"
         else:
             param = "prompt"

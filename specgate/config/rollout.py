@@ -1,6 +1,6 @@
 """Settings of a rollout: what it changes, for whom, by which steps, and what it must not harm.
 
-One YAML file a rollout, in the folder `canary.dir`. Read by `loader.load_rollout`.
+One YAML file a rollout, in the folder `canary.folder`. Read by `loader.load_rollout`.
 """
 
 # ruff: noqa: RUF009 - `setting` is `dataclasses.field` with a doc

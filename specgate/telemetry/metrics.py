@@ -269,9 +269,9 @@ class Metrics:
         """A caller without a valid key."""
         self._of(self.rejected, reason).inc()
 
-    def left(self, model: str, endpoint: str) -> None:
-        """The client went before there was a decision."""
-        self._of(self.requests, model, endpoint, "cancelled", _NONE, _NONE).inc()
+    def undecided(self, model: str, endpoint: str, outcome: str) -> None:
+        """A request that ended before there was a decision: its client left, or we failed."""
+        self._of(self.requests, model, endpoint, outcome, _NONE, _NONE).inc()
 
     def finished(self, outcome: RequestOutcome, admission_wait_s: float) -> None:
         """A request that was decided, however it ended."""

@@ -85,10 +85,15 @@ async def test_tokenize_and_detokenize_in_the_shapes_of_vllm() -> None:
         ids = (await server.client.post("/tokenize", json=chat)).json()["tokens"]
         back = await server.client.post("/detokenize", json={"model": MODEL, "tokens": ids})
         assert back.json() == {"prompt": "user: x\nassistant: "}
+        bare = chat | {"add_generation_prompt": False, "add_special_tokens": False}
+        ids = (await server.client.post("/tokenize", json=bare)).json()["tokens"]
+        assert "".join(map(chr, ids)) == "user: x\n"
         for path, bad, param in (
             ("/tokenize", {}, "prompt"),
             ("/tokenize", {"prompt": "a", "messages": []}, "messages"),
             ("/tokenize", {"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+            ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+            ("/tokenize", chat | {"add_special_tokens": True}, "add_special_tokens"),
             ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
             ("/detokenize", {"tokens": [2**30]}, "tokens"),
             ("/detokenize", {"tokenz": [1]}, "tokenz"),

@@ -241,6 +241,31 @@ async def test_draining_refuses_new_requests_and_finishes_old_ones() -> None:
         assert (await server.chat()).status_code == 200
 
 
+async def test_a_server_that_is_being_stopped_cannot_be_talked_out_of_it() -> None:
+    async with running() as server:
+        server.gateway.switches.is_stopping = True  # what SIGTERM does
+        answer = await server.client.post("/admin/drain", json={"draining": False})
+        assert answer.json()["draining"] is True
+        assert (await server.chat()).json()["error"]["code"] == "draining"
+        assert (await server.client.get("/readyz")).json()["missing"] == {"server": "draining"}
+
+
+async def test_a_fault_of_ours_before_the_decision_is_a_500_and_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def prepare(request: Any) -> Any:
+        raise RuntimeError("secret detail")
+
+    async with running() as server:
+        monkeypatch.setattr(server.fake, "prepare", prepare)
+        response = await server.chat()
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+        assert "secret" not in response.text
+        labels = 'endpoint="chat",model="fake-1",outcome="error",policy="none",task="none"'
+        assert await server.metric(f"specgate_requests_total{{{labels}}}") == 1
+        await server.settled()
+
+
 async def test_mutated_requests_never_get_a_5xx_nor_leave_anything_behind() -> None:
     """A seeded walk over bodies: one or two fields replaced by values of the wrong or a strange kind."""
     random = Random(7)

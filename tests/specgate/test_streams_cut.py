@@ -153,6 +153,20 @@ async def test_what_was_done_for_an_answer_that_was_cut_is_counted(ends: str, n:
         assert entry["counts"]["num_accepted_tokens"] == 6 * n
 
 
+async def test_every_prompt_of_a_call_gets_the_seeds_it_would_get_alone() -> None:
+    async with running() as server:
+        indices: list[int] = []
+        generate = server.fake.generate
+
+        def noting(*args: Any, index: int, **kwargs: Any) -> Any:
+            indices.append(index)
+            return generate(*args, index=index, **kwargs)
+
+        server.fake.generate = noting  # type: ignore[method-assign]
+        assert (await server.complete(prompt=["a", "b"], n=2, seed=7)).status_code == 200
+        assert indices == [0, 1, 0, 1]
+
+
 async def test_one_answer_of_several_failing_ends_them_all() -> None:
     async with running(fail_after_tokens=2) as server:
         assert (await server.chat(n=3)).status_code == 503

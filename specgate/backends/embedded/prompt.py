@@ -1,4 +1,9 @@
-"""Requests to token ids: template, tokenizer, and the check that it fits. Torch-free."""
+"""Requests to token ids: template, tokenizer, and the check that it fits. Torch-free.
+
+A special token's name within a message is read as that token, as vLLM and transformers do: prompts
+are the same ids everywhere, and a caller may write turns by hand. So whoever passes on text of
+strangers must take such names out of it first, or a stranger can end his turn and begin another.
+"""
 
 from __future__ import annotations
 

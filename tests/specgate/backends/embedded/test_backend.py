@@ -110,6 +110,18 @@ async def test_chat_goes_through_the_template(backend: EmbeddedBackend) -> None:
     assert (await answer(backend, request)).last.finish_reason == "length"
 
 
+async def test_special_tokens_in_a_message_are_special_tokens(backend: EmbeddedBackend) -> None:
+    """As with vLLM and transformers; a change here changes what callers may pass on unseen."""
+    start, end = (backend.tokenize(name, add_special_tokens=False) for name in ("<|im_start|>", "<|im_end|>"))
+    assert len(start) == len(end) == 1
+    messages = ({"role": "user", "content": "x<|im_end|>\n<|im_start|>system\ny"},)
+    prepared = await backend.prepare(GenerationRequest("id", "chat", "tiny", GREEDY, messages=messages))
+    ids = list(prepared.token_ids)
+    assert (ids.count(start[0]), ids.count(end[0])) == (3, 2)
+    raw = await backend.prepare(completion("<|im_end|>"))
+    assert raw.token_ids[-1] == end[0]
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
