@@ -165,10 +165,10 @@ class Lexicon:
     def find_all(self, grams: Sequence[U64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Every entry in a text, given its n-grams for n = 1, 2, ...: first token, concepts as bits."""
         hashes = mix(np.concatenate(grams))
-        at = np.flatnonzero(self._may[(hashes >> self._shift).astype(np.intp)])
-        entry = np.minimum(np.searchsorted(self._keys, hashes[at]), len(self._keys) - 1)
+        at = self._may[(hashes >> self._shift).astype(np.intp)].nonzero()[0]
+        entry = np.minimum(self._keys.searchsorted(hashes[at]), len(self._keys) - 1)
         is_entry = self._keys[entry] == hashes[at]
         at, entry = at[is_entry], entry[is_entry]
         begins = np.cumsum([0, *(len(g) for g in grams[:-1])])
-        place = at - begins[np.searchsorted(begins, at, side="right") - 1]
+        place = at - begins[begins.searchsorted(at, side="right") - 1]
         return place, self._concepts[entry]

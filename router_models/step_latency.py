@@ -2,7 +2,7 @@
 
     decode step   T = c0 + c_seq*B + c_tok*N + c_kv*KV + c_sample*R        + drafters
     prefill step  T = p0 + p_tok*(prefill tokens) + p_dec*(other tokens) + p_kv*KV   + drafters
-    a drafter     T = d0*calls + d_seq*sequences + d_tok*draft tokens + d_kv*draft KV
+    a drafter     T = d0*calls + d_seq*sequences + d_tok*draft tokens + d_kv*draft KV + d_fill*tokens read up on
 
 Every coefficient is >= 0 and means what it says. The engine times each drafter apart, so target
 and drafters are fitted apart and no coefficient has to explain the other's time. A step with any
@@ -27,7 +27,7 @@ from router_models.types import (
     StepTiming,
 )
 
-_KIND, _VERSION = "step_latency", 1
+_KIND, _VERSION = "step_latency", 2
 
 DECODE = RegressionSpec(
     names=("c0", "c_seq", "c_tok", "c_kv", "c_sample"),
@@ -38,7 +38,9 @@ DECODE = RegressionSpec(
 PREFILL = RegressionSpec(
     names=("p0", "p_tok", "p_dec", "p_kv"), scales=(1.0, 256.0, 16.0, 4096.0), memory=200.0
 )
-DRAFT = RegressionSpec(names=("d0", "d_seq", "d_tok", "d_kv"), scales=(4.0, 8.0, 16.0, 4096.0))
+DRAFT = RegressionSpec(
+    names=("d0", "d_seq", "d_tok", "d_kv", "d_fill"), scales=(4.0, 8.0, 16.0, 4096.0, 256.0)
+)
 
 
 def _target_row(x: StepFeatures) -> tuple[float, ...]:
@@ -48,7 +50,7 @@ def _target_row(x: StepFeatures) -> tuple[float, ...]:
 
 
 def _draft_row(d: DraftFeatures) -> tuple[float, ...]:
-    return (d.num_calls, d.num_sequences, d.num_draft_tokens, d.num_kv_tokens)
+    return (d.num_calls, d.num_sequences, d.num_draft_tokens, d.num_kv_tokens, d.num_fill_tokens)
 
 
 class _Ratios:
@@ -58,7 +60,7 @@ class _Ratios:
         self.calls, self.depth, self.kv, self.target_kv = calls, depth, kv, target_kv
 
     def observe(self, d: DraftFeatures, target_kv_per_sequence: float) -> None:
-        if d.num_sequences <= 0 or d.num_draft_tokens <= 0:
+        if d.num_sequences <= 0 or d.num_draft_tokens <= 0 or d.num_fill_tokens > 0:
             return
         keep = 0.99
         self.calls = keep * self.calls + d.num_calls
@@ -145,13 +147,14 @@ class StepLatency:
         )
 
     def _draft_coefficients(self, name: str) -> DraftCoefficients:
-        d0, d_seq, d_tok, d_kv = self._drafters[name].coefficients().tolist()
+        d0, d_seq, d_tok, d_kv, d_fill = self._drafters[name].coefficients().tolist()
         r = self._ratios[name]
         return DraftCoefficients(
             d0_s=d0,
             d_seq_s=d_seq,
             d_tok_s=d_tok,
             d_kv_s=d_kv,
+            d_fill_s=d_fill,
             calls_per_token=r.calls / r.depth if r.depth else 0.0,
             kv_per_target_kv=r.kv / r.target_kv if r.target_kv else 0.0,
         )

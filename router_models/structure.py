@@ -1,6 +1,6 @@
 """The shape of a request, whatever its words: named numbers of order one.
 
-Reads at most about 2,000 characters (both ends and the middle) plus a few counts over the whole
+Reads about 1,000 characters (both ends and the middle) plus a few counts over the whole
 text, so the cost does not grow with the prompt.
 """
 
@@ -16,15 +16,11 @@ from router_models.asked_length import asked_tokens
 from router_models.text import char_classes, code_points
 from router_models.types import RequestText
 
-_END, _MIDDLE = 400, 500
+_END, _MIDDLE = 320, 400
 _LENGTHS = (60, 150, 400, 1000, 3000, 10_000)
-_SPEAKER = re.compile(r"^[^\n:：]{1,28}[:：]", re.MULTILINE)
-_LABEL = re.compile(
-    r"^(?:question|context|passage|article|text|document|answer|q|a|input|output|问题|材料|答案|文章|原文|文本)"
-    r" ?\d* ?[:：]",
-    re.MULTILINE | re.IGNORECASE,
-)
-_LISTED = re.compile(r"^ {0,3}(?:[-*•]|\d+[.)、]|\[\d+\])\s", re.MULTILINE)
+_LABELS = frozenset(("question", "context", "passage", "article", "text", "document", "answer", "q", "a"))
+_LABELS |= frozenset(("input", "output", "问题", "材料", "答案", "文章", "原文", "文本"))
+_NUMBERED = re.compile(r"(?:\d+[.)、]|\[\d+\])\s")
 _FORMULA = re.compile(r"\d\s*[-+*/×÷=^]\s*\d|[xyz]\s*[=+^]|\d\s*%|[$€£¥]\s*\d")
 _WH = re.compile(
     r"(?:what|who|whom|whose|which|when|where|why|how|is|are|was|were|do|does|did|can|could|should|would)\b",
@@ -32,7 +28,6 @@ _WH = re.compile(
 )
 
 SHARES = ("letters", "digits", "cjk", "other alphabets", "code marks")
-Shares = tuple[float, ...]
 
 
 def _kinds() -> NDArray[np.uint8]:
@@ -49,21 +44,20 @@ _KIND = _kinds()
 _WEIGHTS = (1.0, 5.0, 1.0, 5.0, 5.0)  # what is rare counts more
 
 
-def _shares(kinds: NDArray[np.uint8]) -> Shares:
-    """Share of each of SHARES in a stretch of text."""
-    counts = np.bincount(kinds, minlength=6).tolist()
-    n = max(len(kinds), 1)
-    return tuple(c / n for c in counts[:5])
+def _shares(kinds: bytes) -> list[float]:
+    """Share of each of SHARES in a stretch of text, one byte a character."""
+    n = len(kinds) or 1
+    return [kinds.count(kind) / n for kind in range(5)]
 
 
-def opening(text: str, limit: int = 160) -> tuple[int, int]:
+def opening(text: str, limit: int = 140) -> tuple[int, int]:
     """Where the opening line lies: up to the first line break after 12 characters."""
     start = len(text) - len(text.lstrip())
     stop = text.find("\n", start + 12, start + limit)
     return start, stop if stop >= 0 else min(len(text), start + limit)
 
 
-def closing(text: str, limit: int = 160) -> tuple[int, int]:
+def closing(text: str, limit: int = 140) -> tuple[int, int]:
     """Where the closing line lies: after the last line break before the last 4 characters."""
     stop = len(text.rstrip())
     start = text.rfind("\n", max(0, stop - limit), max(0, stop - 4))
@@ -107,7 +101,7 @@ def _lengths(found: dict[str, float], text: str, begin: str, finish: str) -> Non
 def _scripts(found: dict[str, float], parts: tuple[str, str, str], begin: int, finish: int) -> None:
     """Scripts by part. `begin` and `finish` are the lengths of the first and the last line."""
     head, middle, tail = parts
-    kinds = _KIND[np.minimum(code_points(head + middle + tail), 0xFFFF)]
+    kinds = _KIND.take(code_points(head + middle + tail), mode="clip").tobytes()
     in_head, in_tail = kinds[: len(head)], kinds[len(head) + len(middle) :]
     shares = [_shares(in_head), _shares(kinds[len(head) : len(head) + len(middle)]), _shares(in_tail)]
     body = shares[1] if middle else shares[0]
@@ -134,9 +128,10 @@ def _layout(found: dict[str, float], text: str, head: str, tail: str) -> None:
     lines = both.count("\n")
     indented = both.count("\n    ") + both.count("\n\t") + both.count("\n  ")
     found["indented lines"] = indented / (lines + 1)
-    found["speaker lines"] = min(len(_SPEAKER.findall(both)) / (lines + 1), 1.0)
-    found["labels"] = min(len(_LABEL.findall(both)) / 2, 2.0)
-    found["listed lines"] = min(len(_LISTED.findall(both)) / (lines + 1), 1.0)
+    num_speakers, num_labels, num_listed = _line_starts(both)
+    found["speaker lines"] = num_speakers / (lines + 1)
+    found["labels"] = min(num_labels / 2, 2.0)
+    found["listed lines"] = num_listed / (lines + 1)
     found["formulas"] = min(len(_FORMULA.findall(head)) / 3, 2.0)
     found["diff"] = float("\n@@ " in text or "\n+++ " in text)
     found["paragraphs"] = math.log1p(both.count("\n\n")) / 3
@@ -146,6 +141,23 @@ def _layout(found: dict[str, float], text: str, head: str, tail: str) -> None:
     found["xml tags"] = min(both.count("</") / 2, 1.5)
     grams = [both[i : i + 8] for i in range(0, len(both) - 8, 8)]
     found["repeats itself"] = 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def _line_starts(text: str) -> tuple[int, int, int]:
+    """Lines that begin with "somebody:", with a known label ("Question:"), with a bullet or number."""
+    num_speakers = num_labels = num_listed = 0
+    for line in text.split("\n"):
+        start = line[:30].lstrip()
+        if start[:1] in ("-", "*", "•"):
+            num_listed += start[1:2] == " "
+        elif start[:1].isdigit() or start[:1] == "[":
+            num_listed += _NUMBERED.match(start) is not None
+        at = start.find(":")
+        at = start.find("：") if at < 0 else at
+        if at > 0:
+            num_speakers += 1
+            num_labels += start[:at].rstrip(" 0123456789").lower() in _LABELS
+    return num_speakers, num_labels, num_listed
 
 
 def _ending(found: dict[str, float], text: str, begin: str, finish: str) -> None:

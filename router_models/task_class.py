@@ -103,20 +103,20 @@ class TaskClassifier:
         self._shift: Floats = np.zeros(len(TASKS))
 
     def _logits(self, features: TaskFeatures) -> Floats:
-        hashed = features.weights.astype(np.float32) @ self._hashed[features.buckets]
+        hashed = features.weights.astype(np.float32) @ self._hashed.take(features.buckets, axis=0)
         logits: Floats = self._bias + self._shift + features.dense @ self._dense + hashed * self._scale
         return logits
 
     def predict_one(self, x: RequestText) -> TaskPrediction:
         """The most probable task and all probabilities."""
-        logits = self._logits(self._features.extract(x))
-        odds = np.exp(logits - logits.max())
-        values = (odds / odds.sum()).tolist()
-        best = max(range(len(TASKS)), key=values.__getitem__)
-        confidence = values[best]
-        return TaskPrediction(
-            TASKS[best], confidence, dict(zip(TASKS, values, strict=True)), confidence < MIXED_CONFIDENCE
-        )
+        logits: list[float] = self._logits(self._features.extract(x)).tolist()
+        top = max(logits)
+        odds = [math.exp(v - top) for v in logits]
+        total = sum(odds)
+        confidence = 1.0 / total
+        probabilities = {task: value / total for task, value in zip(TASKS, odds, strict=True)}
+        label = TASKS[logits.index(top)]
+        return TaskPrediction(label, confidence, probabilities, confidence < MIXED_CONFIDENCE)
 
     def explain_one(self, x: RequestText, num_terms: int = 12) -> Explanation:
         """The log-odds of the chosen task against the runner-up: the strongest terms, then the rest.
@@ -132,9 +132,9 @@ class TaskClassifier:
         for i in np.flatnonzero(features.dense).tolist():
             value, weight = float(features.dense[i]), float(dense[i])
             effects.append(Effect(self._features.dense_names[i], value, weight, value * weight))
-        rows = self._hashed[features.buckets].astype(np.float64) * self._scale
+        rows = self.artefact.hashed[features.buckets] * self._scale
         weights = (rows[:, best] - rows[:, second]).tolist()
-        names = (family.name(at) for family in features.families for at in range(family.count))
+        names = (family.name(at) for family in features.families for at in range(family.size))
         summed: dict[str, tuple[float, float]] = {}
         for name, value, weight in zip(names, features.weights.tolist(), weights, strict=True):
             summed[name] = (summed.get(name, (0.0, 0.0))[0] + value, weight)

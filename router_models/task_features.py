@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +26,12 @@ Buckets = NDArray[np.intp]
 Zones = tuple[tuple[int, int], tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """The n-grams of one length in one place; they weigh the same, together one."""
 
     place: str
     n: int  # tokens, or characters where `tokens` is None
-    count: int
+    size: int
     tokens: Tokens | None
     first: int = 0  # token at which the place begins
     text: str = ""  # of character n-grams
@@ -84,35 +84,35 @@ class TaskFeaturizer:
         self, grams: list[U64], zones: Zones, system: Tokens | None, shape: dict[str, float]
     ) -> Floats:
         """Concepts by place, their counts, and their meetings with the context. [rows, concepts]"""
-        rows = np.zeros((len(_PLACES) + 1 + len(_CONTEXTS), self._count))
         (_, first_end), (last_start, _) = zones
-        place, bits = self._lexicon.find_all(grams)
-        if len(place):
-            concept = ((bits[:, None] >> self._bits) & 1).astype(np.float64)
-            rows[0] = (concept * (place < _START_TOKENS)[:, None]).max(axis=0)
-            rows[1] = (concept * (place < first_end)[:, None]).max(axis=0)
-            rows[2] = (concept * (place >= last_start)[:, None]).max(axis=0)
-            rows[3] = concept.max(axis=0)
-            rows[5] = np.log1p(concept.sum(axis=0)) / 2
+        places, bits = self._lexicon.find_all(grams)
+        start = first = last = anywhere = in_system = 0  # concepts as bits
+        for place, concepts in zip(places.tolist(), bits.tolist(), strict=True):
+            anywhere |= concepts
+            if place < first_end:
+                first |= concepts
+                if place < _START_TOKENS:
+                    start |= concepts
+            if place >= last_start:
+                last |= concepts
         if system is not None:
-            _, bits = self._lexicon.find_all([system.ngrams(n) for n in range(1, MAX_NGRAM + 1)])
-            rows[4] = (np.bitwise_or.reduce(bits, initial=0) >> self._bits) & 1
-        at_ends = np.maximum(rows[1], rows[2])
-        if shape["no fence"] == 0 or shape["code marks in head"] + shape["code marks in tail"] > 0.4:
-            rows[6] = at_ends
-        if shape["log length"] > math.log(500) / 10:
-            rows[7] = at_ends
-        if shape["cjk in head"] > 0.2 or shape["cjk in tail"] > 0.2:
-            rows[8] = at_ends
+            _, found = self._lexicon.find_all([system.ngrams(n) for n in range(1, MAX_NGRAM + 1)])
+            in_system = int(np.bitwise_or.reduce(found, initial=0))
+        has_code = shape["no fence"] == 0 or shape["code marks in head"] + shape["code marks in tail"] > 0.4
+        is_long = shape["log length"] > math.log(500) / 10
+        is_chinese = shape["cjk in head"] > 0.2 or shape["cjk in tail"] > 0.2
+        contexts = [(first | last) * flag for flag in (has_code, is_long, is_chinese)]
+        masks = np.array([start, first, last, anywhere, in_system, 0, *contexts], dtype=np.int64)
+        rows = ((masks[:, None] >> self._bits) & 1).astype(np.float64)
+        if anywhere:
+            rows[len(_PLACES)] = np.log1p(((bits[:, None] >> self._bits) & 1).sum(axis=0)) / 2
         return rows
 
 
 def _zones(tokens: Tokens) -> Zones:
     """Token ranges of the opening and the closing line."""
-    start, stop = opening(tokens.text)
-    first = int(np.searchsorted(tokens.starts, start)), int(np.searchsorted(tokens.starts, stop))
-    start, stop = closing(tokens.text)
-    return first, (int(np.searchsorted(tokens.starts, start)), int(np.searchsorted(tokens.starts, stop)))
+    at = tokens.starts.searchsorted([*opening(tokens.text), *closing(tokens.text)]).tolist()
+    return (at[0], at[1]), (at[2], at[3])
 
 
 _SALTS = {"opening": 0x9E3779B1, "closing": 0x85EBCA77, "anywhere": 0, "system": 0xC2B2AE3D}
@@ -140,9 +140,9 @@ def _hashed(
     for place, (start, stop) in (("opening", opening(tokens.text)), ("closing", closing(tokens.text))):
         hashes.append(chars[start : max(start, stop - _CHAR_N + 1)])
         families.append(Family(place, _CHAR_N, len(hashes[-1]), None, 0, tokens.text[start:stop]))
-    counts = [f.count for f in families]
+    counts = [f.size for f in families]
     salts = [_SALTS[f.place] ^ (0 if f.tokens else _CHAR_SALT) for f in families]
-    salted = np.concatenate(hashes) ^ np.repeat(np.array(salts, dtype=np.uint64), counts)
+    salted = np.concatenate(hashes) ^ np.array(salts, dtype=np.uint64).repeat(counts)
     buckets = (mix(salted) >> np.uint64(64 - HASH_BITS)).astype(np.intp)
-    weights = np.repeat(np.array([max(c, 1) ** -0.5 for c in counts]), counts)
+    weights = np.array([max(c, 1) ** -0.5 for c in counts]).repeat(counts)
     return buckets, weights, tuple(families)

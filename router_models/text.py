@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-EDGE_CHARS = 400
+EDGE_CHARS = 240
 """So many characters from each end of a text are read."""
 MAX_NGRAM = 4
 
@@ -68,7 +68,7 @@ _INVERSE = _frozen(_powers(pow(_BASE, -1, 2**64), _MAX_CHARS + 1))
 
 
 def edges(text: str) -> str:
-    """The ends of `text`, lower case: all of it where it is short. At most 801 characters."""
+    """The ends of `text`, lower case: all of it where it is short. At most 481 characters."""
     if len(text) > 2 * EDGE_CHARS:
         text = text[:EDGE_CHARS] + "\n" + text[-EDGE_CHARS:]
     return text.lower()[:_MAX_CHARS]
@@ -81,7 +81,7 @@ def code_points(text: str) -> NDArray[np.uint32]:
 
 def char_classes(points: NDArray[np.uint32]) -> NDArray[np.uint8]:
     """Class of every code point; those beyond the basic plane count as CJK (ideographs) or marks."""
-    found: NDArray[np.uint8] = np.take(_CLASS, np.minimum(points, 0xFFFF)).astype(np.uint8, copy=False)
+    found: NDArray[np.uint8] = _CLASS.take(points, mode="clip")
     if len(points) and points.max() > 0xFFFF:
         wide = points > 0xFFFF
         found[wide] = np.where(points[wide] >= 0x20000, _CJK, _MARK)
@@ -90,7 +90,7 @@ def char_classes(points: NDArray[np.uint32]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of one text of at most 801 characters (see `edges`)."""
+    """The tokens of one text of at most 481 characters (see `edges`)."""
 
     text: str
     points: NDArray[np.uint32]  # its code points

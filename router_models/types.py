@@ -165,6 +165,7 @@ class DraftFeatures:
     num_sequences: float = 0.0
     num_draft_tokens: float = 0.0
     num_kv_tokens: float = 0.0
+    num_fill_tokens: float = 0.0  # context tokens that a cache of its own had to read up on
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,7 @@ class DraftCoefficients:
     d_seq_s: float = 0.0  # per drafting sequence
     d_tok_s: float = 0.0  # per draft token
     d_kv_s: float = 0.0  # per KV token the drafter attends to
+    d_fill_s: float = 0.0  # per context token it reads up on
     calls_per_token: float = 0.0  # calls / depth: 1 for an autoregressive draft model, 0 for n-gram
     kv_per_target_kv: float = 0.0  # drafter KV tokens / target KV tokens of its sequences
 

@@ -36,7 +36,7 @@ _ABSENT = -20.0  # the bias of a task that a fold has no rows of
 class FitConfig:
     """How to train. `augmented_weight` is a made sample's weight against a real row's 1."""
 
-    per_task: int = 800
+    per_task: int = 1500
     augmented_weight: float = 0.2
     inverse_regularisation: float = 20.0
     dense_scale: float = 0.7

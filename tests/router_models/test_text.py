@@ -27,7 +27,7 @@ def test_any_text_gives_finite_bounded_features(
     assert found.dense.shape == (len(FEATURIZER.dense_names),)
     assert np.isfinite(found.dense).all()
     assert np.abs(found.dense).max() <= 8
-    assert len(found.buckets) == len(found.weights) == sum(f.count for f in found.families)
+    assert len(found.buckets) == len(found.weights) == sum(f.size for f in found.families)
     assert ((found.buckets >= 0) & (found.buckets < NUM_BUCKETS)).all()
     again = FEATURIZER.extract(x)
     assert (again.dense == found.dense).all()
