@@ -99,7 +99,7 @@ def portable(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if request.param == "avx2" and "avx2" not in build.cpu_capabilities():
         pytest.skip("this CPU has no AVX2")
     target = tmp_path_factory.mktemp("kernels") / "portable.so"
-    sources = [build.SOURCE_FOLDER / "quant.c"]
+    sources = [build.SOURCE_FOLDER / name for name in ("quant.c", "pack.c")]
     build.compile_library(
         build.find_compiler() or "cc", sources, Path(target), cpu_flags=MACHINES[request.param]
     )
