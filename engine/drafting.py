@@ -107,13 +107,14 @@ class Drafting:
         return [EMPTY_TREE if index in faults else tree for index, tree in enumerate(trees)]
 
     def _count(self, method: str, sequences: Seq[Sequence], trees: Seq[DraftTree], seconds: float) -> None:
-        num_calls, num_kv_tokens = self._guarded(method, self.drafters[method].work) or (0, 0)
+        work = self._guarded(method, self.drafters[method].work) or (0, 0)
         self._work[method] = DraftWork(
             method=method,
-            num_calls=num_calls,
+            num_calls=work[0],
             num_sequences=len(sequences),
             num_draft_tokens=sum(map(len, trees)),
-            num_kv_tokens=num_kv_tokens,
+            num_kv_tokens=work[1],
+            num_fill_tokens=work[2] if len(work) > 2 else 0,
             seconds=seconds,
         )
         for seq in sequences:

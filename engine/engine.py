@@ -101,6 +101,11 @@ class Engine:
         return bool(self._sequences or self._outputs)
 
     @property
+    def num_prefilling(self) -> int:
+        """Running sequences whose prompt is not wholly computed."""
+        return sum(not seq.is_decoding for seq in self._scheduler.running)
+
+    @property
     def request_ids(self) -> tuple[str, ...]:
         """Requests that have not ended yet."""
         return tuple(self._sequences)

@@ -187,6 +187,7 @@ class DraftWork:
     num_accepted_tokens: int = 0
     num_kv_tokens: int = 0
     seconds: float = 0.0
+    num_fill_tokens: int = 0  # context tokens a drafter with a cache of its own had to read up on
 
 
 @dataclass(frozen=True, slots=True)

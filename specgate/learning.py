@@ -114,6 +114,9 @@ class Learner:
         self._learn_acceptance(outcome)
         if outcome.outcome != "ok":
             return
+        changes = [c for c in outcome.policy_changes if c.reason == Reason.PREDICTED_FASTEST]
+        if changes:  # the step planner knew better
+            self._incumbents[outcome.decision.task.label] = changes[-1].policy
         self._learn_times(outcome)
         self._learn_length(outcome)
 

@@ -34,7 +34,12 @@ def features_of(record: StepRecord) -> StepFeatures:
 
 def _draft_features(work: DraftWork) -> DraftFeatures:
     return DraftFeatures(
-        work.method, work.num_calls, work.num_sequences, work.num_draft_tokens, work.num_kv_tokens
+        work.method,
+        work.num_calls,
+        work.num_sequences,
+        work.num_draft_tokens,
+        work.num_kv_tokens,
+        work.num_fill_tokens,
     )
 
 
@@ -161,6 +166,11 @@ class StepLearner:
         predicted = self.model.predict_one(plain)
         return None if predicted.is_prior else predicted.seconds
 
+    def window(self, kind: str) -> list[tuple[float, float]]:
+        """(predicted, actual) seconds of the last steps of a kind, oldest first."""
+        found = self._scores.get(kind)
+        return found.pairs() if found is not None else []
+
     def scores(self) -> dict[str, Score]:
         """By kind of step, over the last window; `decode` is all but prefill steps together."""
         windows = self._scores
@@ -176,5 +186,9 @@ def _timing(record: StepRecord) -> StepTiming:
 
 def _equal_work(work: StepFeatures) -> tuple[float, ...]:
     kv = math.floor(math.log(max(work.num_kv_tokens, 1.0)) / _KV_GRAIN)
-    drafts = (v for d in work.drafts for v in (d.num_calls, d.num_sequences, d.num_draft_tokens))
+    drafts = (
+        value
+        for d in work.drafts
+        for value in (d.num_calls, d.num_sequences, d.num_draft_tokens, d.num_fill_tokens)
+    )
     return (work.num_sequences, work.num_tokens, work.num_prefill_tokens, work.num_sampled_rows, kv, *drafts)

@@ -108,6 +108,7 @@ class DraftModelDrafter:
         self._states: dict[str, _DraftState] = {}
         self._num_proposals = 0
         self._work = (0, 0)
+        self._num_fill_tokens = 0
 
     @property
     def num_sequences(self) -> int:
@@ -141,14 +142,16 @@ class DraftModelDrafter:
         if state is not None:
             self.blocks.release(state.block_table)
 
-    def work(self) -> tuple[int, int]:
-        """Sequential forwards of the last `propose`, and KV tokens they attended to."""
-        return self._work
+    def work(self) -> tuple[int, ...]:
+        """Sequential forwards of the last `propose`, KV tokens they attended to, and context tokens
+        computed for sequences that were behind by more than a draft."""
+        return (*self._work, self._num_fill_tokens)
 
     @torch.inference_mode()
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         """One chain per context; empty while the draft is behind, out of context or of blocks."""
         self._work = (0, 0)
+        self._num_fill_tokens = 0
         self._num_proposals += 1
         trees = [EMPTY_TREE] * len(contexts)
         jobs = [job for job in map(self._job, range(len(contexts)), contexts) if job is not None]
@@ -228,6 +231,7 @@ class DraftModelDrafter:
             if num_new > self.num_speculative_tokens + 1:
                 num_new = min(num_new, budget)
                 budget -= num_new
+                self._num_fill_tokens += num_new
             if num_new == 0:
                 continue
             end = state.num_computed + num_new

@@ -73,6 +73,9 @@ class Drafter(Protocol):
         """The sequence is over or was preempted: free all it holds. Unknown ids are ignored."""
         ...
 
-    def work(self) -> tuple[int, int]:
-        """(sequential forwards, KV tokens read) of the last `propose`: the latency model's terms."""
+    def work(self) -> tuple[int, ...]:
+        """(sequential forwards, KV tokens read) of the last `propose`: the latency model's terms.
+
+        A drafter with a cache of its own adds how many context tokens it had to read up on.
+        """
         ...

@@ -55,12 +55,14 @@ def prefill_s(view: ModelView, prompt_tokens: float) -> float:
 def catch_up_s(step: StepCoefficients, method: str, num_tokens: float) -> float:
     """Seconds a drafter with a cache of its own needs to read `num_tokens` tokens it has not seen.
 
-    Its share of the target's own time per prompt token, that share being what a draft call costs
-    beside a target step.
+    Until that was measured: its share of the target's own time per prompt token, that share being
+    what a draft call costs beside a target step.
     """
     drafter = step.drafters.get(method, _NO_DRAFTER)
     if drafter.calls_per_token <= 0:
         return 0.0
+    if drafter.d_fill_s > 0:
+        return num_tokens * drafter.d_fill_s
     plain = step.c0_s + step.c_seq_s + step.c_tok_s
     share = min(drafter.d0_s / plain, 1.0) if plain > 0 else 0.0
     return num_tokens * step.p_tok_s * share

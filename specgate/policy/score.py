@@ -143,8 +143,8 @@ def exploration(best: Option, options: Iterable[Option], scoring: Scoring, credi
         seen = option.curve.num_steps if option.curve is not None else 0.0
         if option.policy in (BASELINE, best.policy) or seen >= scoring.min_drafting_steps:
             continue
-        if option.forecast is None:  # never drafted here: its cost is unknown, allow for that of plain steps
-            cost_s = HOLD_STEPS * rival.step_s
+        if option.forecast is None:  # never drafted here: its cost is unknown, so one trial at a time
+            cost_s = max(HOLD_STEPS * rival.step_s, credit_s)
         else:
             assert option.curve is not None
             high = option.curve.high_tokens[option.depth]

@@ -40,6 +40,7 @@ UNITS = {
     "d_seq": "s per drafting sequence",
     "d_tok": "s per draft token",
     "d_kv": "s per KV token of the drafter",
+    "d_fill": "s per context token the drafter reads up on",
     "calls_per_token": "draft calls per draft token",
     "kv_per_target_kv": "drafter KV tokens per target KV token",
 }
@@ -56,8 +57,8 @@ def coefficients(step: StepCoefficients) -> dict[str, float]:
     if step.knee_tokens is not None:
         named["knee"] = step.knee_tokens
     for method, d in step.drafters.items():
-        values = (d.d0_s, d.d_seq_s, d.d_tok_s, d.d_kv_s, d.calls_per_token, d.kv_per_target_kv)
-        names = ("d0", "d_seq", "d_tok", "d_kv", "calls_per_token", "kv_per_target_kv")
+        values = (d.d0_s, d.d_seq_s, d.d_tok_s, d.d_kv_s, d.d_fill_s, d.calls_per_token, d.kv_per_target_kv)
+        names = ("d0", "d_seq", "d_tok", "d_kv", "d_fill", "calls_per_token", "kv_per_target_kv")
         named |= {f"{method}.{name}": value for name, value in zip(names, values, strict=True)}
     return named
 

@@ -29,8 +29,9 @@ from engine.errors import EngineError, RequestRefused
 from engine.factory import build_engine
 from engine.models.registry import dtype_name, resolve_device
 from engine.service import Abort, Add, Call, EngineService, Message, Shutdown
-from engine.types import EngineRequest, SamplingParams, StepResult
+from engine.types import EngineRequest, SamplingParams, StepRecord, StepResult
 from specgate.backends.embedded import wire
+from specgate.backends.embedded.sweep import sweep
 from specgate.policy.plan_step import StepPlanner
 
 logger = logging.getLogger(__name__)
@@ -172,11 +173,17 @@ def _serve(sock: socket.socket, outbox: Outbox) -> int:
     start = reader.wait_start()
     outbox.put(wire.Loading("starting the engine"))
     seeds = random.SystemRandom()
+
+    def emit_record(record: StepRecord) -> None:
+        outbox.put(wire.Step((), record, engine.load()))
+
     try:
         engine = build_engine(
             start.config, planner, time.perf_counter, lambda: seeds.getrandbits(63), Progress(outbox)
         )
         kernels = _warm_up(engine)
+        if start.sweep_s > 0:
+            sweep(engine, start.sweep_s, time.perf_counter, emit_record, Progress(outbox))
     except (EngineError, ValueError) as error:
         outbox.put(wire.Fatal(str(error), is_permanent=True))
         return 1

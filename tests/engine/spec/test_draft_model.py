@@ -94,7 +94,7 @@ def test_one_forward_a_draft_token_for_the_whole_batch() -> None:
     own = drafter()
     texts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
     own.propose([context(text, num, seq_id=str(num)) for num, text in zip((4, 2, 1), texts, strict=True)])
-    assert own.work() == (4, (3 + 5 + 1) + (4 + 6) + 5 + 6)
+    assert own.work() == (4, (3 + 5 + 1) + (4 + 6) + 5 + 6, 0)
 
 
 def test_catching_up_is_bounded_and_gives_no_draft_meanwhile() -> None:
