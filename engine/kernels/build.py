@@ -36,8 +36,8 @@ class BuildResult:
 
 
 def find_compiler() -> str | None:
-    """The C compiler to use: $CC if set, else the first of cc, gcc and clang on the path."""
-    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+    """The C compiler to use: $CC if set, else gcc or cc. The sources need GCC's vector extensions."""
+    for name in (os.environ.get("CC"), "gcc", "cc"):
         if name and (found := shutil.which(name)):
             return found
     return None
@@ -67,7 +67,7 @@ def build(folder: Path | None = None) -> BuildResult:
     compiler = find_compiler()
     if compiler is None:
         return BuildResult(
-            None, "no C compiler found (cc, gcc or clang); install one for the fast CPU kernels"
+            None, "no C compiler found (gcc or cc); install gcc for the fast CPU kernels"
         )
     sources = sorted(SOURCE_FOLDER.glob("*.[ch]"))
     target = (folder or cache_folder()) / f"specgate-{_fingerprint(compiler, sources)}.so"

@@ -1,4 +1,4 @@
-/* Portable 16-lane float vectors (GCC and Clang vector extensions) and what the kernels share.
+/* Portable 16-lane float vectors (GCC's vector extensions) and what the kernels share.
  *
  * The compiler lowers them to whatever the machine has (AVX-512, two AVX2 halves, NEON, plain C).
  * All sums run in an order fixed by the source, so a result never depends on the batch around it.
