@@ -22,6 +22,8 @@ _FLOOR_S = 1e-7  # nothing measured is shorter
 _MIN_SPREAD, _FIRST_SPREAD = 0.01, 0.2
 _HUBER = 2.0  # standard deviations beyond which an outcome loses weight
 _REFIT_EVERY = 16  # outcomes between two refits of the rival knees
+_KEPT = 0.03  # of the evidence after a drift: not all parts of a step change by the same factor
+_DOUBTED = 64  # outcomes after a drift in which the model, not the outcome, counts as the outlier
 _RECENT = 9  # residuals whose median says how far things drifted
 
 
@@ -58,6 +60,7 @@ class RobustRegression:
         self._variance = _FIRST_SPREAD**2
         self._recent: list[float] = []
         self._drift = PageHinkley()
+        self._num_since_drift = _DOUBTED + 1
         self.num_outcomes = 0
         self.num_drifts = 0
 
@@ -126,14 +129,17 @@ class RobustRegression:
         if self._drift.observe(z):
             self._follow_drift()
             return 1.0
-        return 1.0 if abs(z) <= _HUBER else _HUBER / abs(z)
+        self._num_since_drift += 1
+        is_doubted = self._num_since_drift <= _DOUBTED
+        return 1.0 if abs(z) <= _HUBER or is_doubted else _HUBER / abs(z)
 
     def _follow_drift(self) -> None:
         shift = float(np.median(self._recent[-_RECENT:]))
         if abs(shift) < 0.05:
             return
         self.num_drifts += 1
-        self._equations.rescale(math.exp(shift), keep=0.1)
+        self._num_since_drift = 0
+        self._equations.rescale(math.exp(shift), keep=_KEPT)
         self._variance = max(self._variance, 0.1**2)
         self._theta *= math.exp(shift)
 
@@ -166,6 +172,7 @@ class RobustRegression:
             "theta": self._theta.tolist(),
             "loss": self._loss.tolist(),
             "recent": list(self._recent),
+            "num_since_drift": self._num_since_drift,
             "drift": self._drift.state(),
             "equations": self._equations.state(),
         }
@@ -176,7 +183,7 @@ class RobustRegression:
             theta = np.asarray(state["theta"], dtype=np.float64)
             loss = np.asarray(state["loss"], dtype=np.float64)
             chosen, recent = int(state["chosen"]), [finite("recent", float(r)) for r in state["recent"]]
-            counts = int(state["num_outcomes"]), int(state["num_drifts"])
+            counts = int(state["num_outcomes"]), int(state["num_drifts"]), int(state["num_since_drift"])
             variance = finite("variance", float(state["variance"]))
             names = tuple(state["coefficients"])
             drift, equations = state["drift"], state["equations"]
@@ -191,4 +198,4 @@ class RobustRegression:
         self._equations.load(equations)
         self._theta, self._loss, self._chosen = theta, loss, chosen
         self._recent, self._variance = recent, variance
-        self.num_outcomes, self.num_drifts = counts
+        self.num_outcomes, self.num_drifts, self._num_since_drift = counts

@@ -79,7 +79,7 @@ class StepPlanner:
     def use(self, view: ModelView) -> None:
         """Plan by this from the next step on."""
         self._probes.share = view.planner.probe_share
-        self._has_drifted = view.num_drifts > self._num_drifts
+        self._has_drifted |= view.num_drifts > self._num_drifts
         self._num_drifts = view.num_drifts
         if view.step is None or view.step.num_steps == 0 or view.planner.is_following:
             self._table = None
@@ -154,7 +154,7 @@ class StepPlanner:
                 self._switch(seat, column, table, step)
             seat.granted = seat.arm
             plans[seat.view.seq_id] = plan_now
-        if step % _LOOK_EVERY == 0:
+        if self._has_drifted or step % _LOOK_EVERY == 0:
             self._mind_probes(free, view.now_s, table)
         if self._probed is not None:
             self._grant_probe(self._probed, plans, table)
