@@ -236,7 +236,7 @@ class Generation:
             ),
             index=index % self.request.n,
             max_tokens=prompt.max_tokens,
-            label="" if decision.task.is_mixed else decision.task.label,
+            label=decision.task.scope,
             on_cut=self.answers[index].cut,
         )
 

@@ -8,21 +8,23 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from engine.types import EngineLoad, StepRecord
+from engine.types import BASELINE, EngineLoad, StepRecord
 from specgate.clock import Clock
 from specgate.config.guards import GuardsConfig
 from specgate.config.schema import PolicyConfig
 from specgate.policy.door import DoorState
 from specgate.policy.guard_readings import Costs, NoCosts
-from specgate.policy.guards import Change, Conditions, GuardPanel, Limits, Openings
+from specgate.policy.guards import Change, Conditions, GuardPanel, Limits, Openings, task_name
+from specgate.policy.reasons import Reason
 from specgate.policy.shut import Shut
-from specgate.types import LoadView, RequestOutcome
+from specgate.types import Decision, LoadView, Prediction, RequestOutcome
 
 logger = logging.getLogger(__name__)
 
+_FREE = (Reason.PREDICTED_FASTEST, Reason.RULE, Reason.COLD_START)
 PROBE_STEPS = 64  # target steps for which the engine's planner keeps a probe at the policy it tries
 
 _MIN_DONE = 5  # finished requests before their pace says anything
@@ -100,7 +102,7 @@ class Guarding:
         )
         for change in self._panel.look(now):
             self._around.metrics.door_moved(change)
-            whom = f"{change.policy} for {change.task or 'all tasks'}"
+            whom = f"{change.policy} for {task_name(change.task) or 'all tasks'}"
             only = "" if change.is_enforced else " (observed only)"
             level = logging.WARNING if change.after is DoorState.SHUT else logging.INFO
             logger.log(level, "guard %s: %s is %s%s: %s", change.guard, whom, change.after, only, change.why)
@@ -116,6 +118,13 @@ class Guarding:
         """A request that met `openings` runs under `policy`. True: as a probe."""
         return self._panel.count(openings, policy)
 
+    def takes_control(self, decision: Decision, num_prompt_tokens: int) -> bool:
+        """Whether this request runs as baseline instead, so that its policy can be judged."""
+        if decision.policy == BASELINE or decision.arm is not None or decision.reason not in _FREE:
+            return False
+        now_s = self._clock.monotonic()
+        return self._panel.takes_control(decision.policy, decision.task.scope, num_prompt_tokens, now_s)
+
     def describe(self) -> list[Mapping[str, Any]]:
         """Every door, for /admin/state."""
         return list(self._panel.describe(self._clock.monotonic()))
@@ -127,3 +136,15 @@ class Guarding:
         if len(self._done_s) < _MIN_DONE:
             return None
         return len(self._done_s) / max(now_s - self._done_s[0], 1e-3)
+
+
+def as_control(decision: Decision) -> Decision:
+    """The same request as a baseline run to compare with: the engine's planner leaves it plain."""
+    return replace(
+        decision,
+        policy=BASELINE,
+        reason=Reason.EXPLORATION.value,
+        num_speculative_tokens=0,
+        is_exact=True,
+        predicted=next((c.predicted for c in decision.candidates if c.policy == BASELINE), Prediction()),
+    )

@@ -39,7 +39,7 @@ from specgate.errors import (
 )
 from specgate.estimate import Estimator
 from specgate.generation import Generation, Prompt, Times
-from specgate.guarding import PROBE_STEPS, Guarding
+from specgate.guarding import PROBE_STEPS, Guarding, as_control
 from specgate.learning import Learner
 from specgate.load import LoadMeter
 from specgate.policy.decide import Facts, unknown_policy
@@ -162,9 +162,13 @@ class Pipeline:
     def _settle(self, model: ServedModel, request: GenerationRequest, num_prompt_tokens: int) -> Decision:
         """Decide for a request that will run. Closed doors are told of it: it may be a probe."""
         decision, openings = self.decide(model, request, num_prompt_tokens)
-        if decision.reason != Reason.OVERRIDE and model.guards.decided(openings, decision.policy):
+        if decision.reason == Reason.OVERRIDE or decision.is_pinned:
+            return decision
+        if model.guards.decided(openings, decision.policy):
             hold_steps = max(decision.hold_steps, PROBE_STEPS)
             return replace(decision, is_probe=True, hold_steps=hold_steps)
+        if request.overrides.explore and model.guards.takes_control(decision, num_prompt_tokens):
+            return as_control(decision)
         return decision
 
     def decide(
@@ -178,7 +182,7 @@ class Pipeline:
         task = self._estimator.task(request)
         load = model.meter.view(model.admission, model.backend.load())
         model.guards.look(load)
-        openings = model.guards.openings(task.label, may_probe=request.overrides.explore)
+        openings = model.guards.openings(task.scope, may_probe=request.overrides.explore)
         facts = Facts(
             task=task,
             length=learner.length(request, task, num_prompt_tokens, room),

@@ -164,6 +164,11 @@ class TaskEstimate:
     probabilities: dict[str, float] = field(default_factory=dict)
     is_mixed: bool = False
 
+    @property
+    def scope(self) -> str:
+        """The task as guards and the engine's planner know it: "" where it is too uncertain."""
+        return "" if self.is_mixed else self.label
+
 
 @dataclass(frozen=True, slots=True)
 class LengthEstimate:

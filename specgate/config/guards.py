@@ -59,7 +59,13 @@ class LatencyGuard:
         3.0, "p99 of the gap between emissions, likewise; an emission of several tokens may take longer", gt=1
     )
     min_samples: int = setting(20, "requests of each side in a band", ge=5)
-    window_s: float = setting(300.0, "how far back requests are compared", gt=0)
+    window_s: float = setting(600.0, "how far back requests are compared", gt=0)
+    control_share: float = setting(
+        0.02,
+        "of requests that would draft, those that run as baseline where there is none to compare",
+        ge=0,
+        le=0.5,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

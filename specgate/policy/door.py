@@ -124,11 +124,11 @@ def _trip(door: Door, reading: Reading | None, now_s: float, timing: DoorTiming)
 
 
 class ProbeBudget:
-    """Lets at most `share` of the requests asked about be probes, plus one to begin with."""
+    """Lets at most `share` of the requests asked about be probes, plus `credit` to begin with."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, credit: float = 1.0) -> None:
         self._share = share
-        self._credit = 1.0
+        self._credit = credit
 
     @property
     def has_one(self) -> bool:

@@ -119,7 +119,7 @@ class LatencyBook:
         if outcome.outcome != "ok" or outcome.policy_changes:
             return
         decision = outcome.decision
-        policy, task = decision.policy, decision.task.label
+        policy, task = decision.policy, decision.task.scope
         band = prompt_band(outcome.num_prompt_tokens)
         self._bands.setdefault(task, set()).add(band)
         self._num[policy, task] = self._num.get((policy, task), 0) + 1
@@ -134,6 +134,15 @@ class LatencyBook:
     def scopes(self) -> set[Scope]:
         """Policies other than baseline, with each task they ran for."""
         return {(policy, task) for policy, task in self._num if policy != BASELINE}
+
+    def lacks_control(self, policy: str, task: str, num_prompt_tokens: int, now_s: float) -> bool:
+        """Enough of `policy` ran to be judged, and too little of baseline to judge it by."""
+        counts = []
+        for name in (policy, BASELINE):
+            window = self._windows.get((name, task, prompt_band(num_prompt_tokens), 0))
+            counts.append(0 if window is None else len(window.values(now_s, 0.0)))
+        least = self._config.min_samples
+        return counts[0] >= least > counts[1]
 
     def reading(
         self, policy: str, task: str, now_s: float, since_s: float, probe_samples: int | None
@@ -254,7 +263,7 @@ class AcceptanceBook:
                     now_s, stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens,
                     sum(stats.drafted_per_position), self._batch,
                 )  # fmt: skip
-                self._put((outcome.decision.policy, outcome.decision.task.label), drafted)
+                self._put((outcome.decision.policy, outcome.decision.task.scope), drafted)
 
     def scopes(self) -> set[Scope]:
         """All that drafted."""

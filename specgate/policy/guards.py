@@ -91,6 +91,7 @@ class GuardPanel:
         self._errors = ErrorBook(config.drafter)
         self._checks = CheckBook()
         self._budgets: dict[Scope, ProbeBudget] = {}
+        self._controls = ProbeBudget(config.latency.control_share, credit=0.0)
         self._shut = ShutList()
         self._looked_s = float("-inf")
 
@@ -152,6 +153,16 @@ class GuardPanel:
             self._budget(entry).count(was_probe=entry.policy == policy)
         return policy in openings.probes
 
+    def takes_control(self, policy: str, task: str, num_prompt_tokens: int, now_s: float) -> bool:
+        """Whether a request that would run under `policy` runs as baseline instead, to compare with."""
+        is_wanted = (
+            self._config.latency.mode != "off"
+            and self._controls.has_one
+            and self._latency.lacks_control(policy, task, num_prompt_tokens, now_s)
+        )
+        self._controls.count(was_probe=is_wanted)
+        return is_wanted
+
     def wants_check(self, policy: str) -> bool:
         """Whether every greedy answer of `policy` should be decoded again: it is being tried anew."""
         door = self._doors.get((Reason.CONSISTENCY_GUARD, policy, None))
@@ -163,7 +174,7 @@ class GuardPanel:
             {
                 "guard": guard.value,
                 "policy": policy,
-                "task": task,
+                "task": task_name(task),
                 "state": door.state.value,
                 "mode": self._mode(guard),
                 "reading": None if door.reading is None else door.reading.value,
@@ -313,3 +324,8 @@ def _queue_wait(now: Conditions, limits: Limits, config: GuardsConfig) -> Readin
 def _order(key: _Key) -> tuple[str, str, str]:
     guard, policy, task = key
     return guard.value, policy, task or ""
+
+
+def task_name(task: str | None) -> str | None:
+    """As people read it: requests of no certain task are "mixed"."""
+    return "mixed" if task == "" else task

@@ -201,6 +201,22 @@ def test_latency_within_the_noise_does_not_shut() -> None:
     assert reading["reading"] < 1.1
 
 
+def test_baseline_runs_are_taken_where_there_are_none_to_compare_with() -> None:
+    panel = GuardPanel(replace(CONFIG, latency=LatencyGuard(min_samples=20, control_share=0.1)), LIMITS)
+    for _ in range(30):
+        assert not panel.takes_control("ngram", "chat", 100, 0.0)  # nothing ran yet that could be judged
+    fill(panel, "ngram", 0.01, 40, 0.0)
+    assert panel.takes_control("ngram", "chat", 100, 0.0)
+    assert not panel.takes_control("ngram", "chat", 5000, 0.0)  # another band
+    taken = sum(panel.takes_control("ngram", "chat", 100, 0.0) for _ in range(1000))
+    assert 80 <= taken <= 100
+    fill(panel, BASELINE, 0.01, 20, 0.0)
+    assert not any(panel.takes_control("ngram", "chat", 100, 0.0) for _ in range(100))
+    off = GuardPanel(replace(CONFIG, latency=LatencyGuard(mode="off")), LIMITS)
+    fill(off, "ngram", 0.01, 40, 0.0)
+    assert not any(off.takes_control("ngram", "chat", 100, 0.0) for _ in range(200))
+
+
 def test_one_answer_that_differs_shuts_its_policy() -> None:
     panel = GuardPanel(CONFIG, LIMITS)
     panel.add_check("ngram", True, 0.0)
