@@ -146,11 +146,10 @@ def forecast(
     body = _decode(view, method, curve, depth, shape)
     step_s = sum(value * coefficient for _, value, coefficient, _ in body)
     rows += [(name, num_steps * value, coefficient, unit) for name, value, coefficient, unit in body]
-    late_s = 0.0
     if depth > 0 and method != BASELINE:
-        late_s = catch_up_s(step, method, shape.prompt_tokens)
-        share_s = late_s / max(shape.prompt_tokens, 1)
-        rows.append((f"{method} reads the prompt", float(shape.prompt_tokens), share_s, "tokens"))
+        # While it decodes, each of its neighbours is followed by another, and all wait for the reading.
+        read = float(shape.prompt_tokens) * shape.batch
+        rows.append((f"{method} reads prompts", read, catch_up_s(step, method, 1.0), "tokens"))
     terms = tuple(
         Term(name, value, coefficient * 1e3, value * coefficient * 1e3, unit)
         for name, value, coefficient, unit in rows

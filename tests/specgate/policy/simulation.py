@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.spec.planner import SequenceView, StepView
 from engine.stats import SequenceCounters
-from engine.types import BASELINE, DraftWork, PolicyAssignment, SamplingParams, StepRecord
+from engine.types import BASELINE, DraftWork, PolicyAssignment, PolicyChange, SamplingParams, StepRecord
 from specgate.config import LearningConfig, PolicyConfig
 from specgate.learning import Learner
 from specgate.policy.decide import Facts, decide
@@ -57,7 +57,7 @@ class Running:
     counters: SequenceCounters = field(default_factory=SequenceCounters)
     num_output: int = 1
     method: str = BASELINE
-    changes: list[tuple[int, str]] = field(default_factory=list)
+    changes: list[tuple[int, str, str]] = field(default_factory=list)
     last: tuple[str, int, int] = (BASELINE, 0, 0)
 
     @property
@@ -112,6 +112,7 @@ class ScriptedEngine:
         self.drafting: list[tuple[float, int, int]] = []  # when, drafting sequences, sequences
         self.changes: list[tuple[float, str]] = []
         self.decisions: list[tuple[float, str, str]] = []
+        self.changes_per_request: list[tuple[float, int]] = []  # when it ended, unforced changes of method
         self._noise = noise
         self._random = random.Random(seed)
         self._running: dict[str, Running] = {}
@@ -187,6 +188,7 @@ class ScriptedEngine:
             if plan is not None and method != running.method:
                 running.method = method
                 self.changes.append((self.now_s, plan.reason))
+                running.changes.append((running.num_output, method, plan.reason))
             depth = min(depth, running.output_tokens - running.num_output - 1)
             if depth > 0:
                 drafted.setdefault(method, []).append((running, depth))
@@ -227,10 +229,13 @@ class ScriptedEngine:
             num_prompt_tokens=running.prompt_tokens, num_output_tokens=running.num_output, queue_wait_s=0.0
         )
         taken_s = self.now_s - running.started_s
+        unforced = [reason for _, _, reason in running.changes if reason == "predicted_fastest"]
+        self.changes_per_request.append((self.now_s, len(unforced)))
         self.learner.learn(
             RequestOutcome(
                 running.request, running.decision, "ok", running.prompt_tokens, running.num_output,
                 Timings(0.0, 0.05, taken_s, taken_s / running.num_output), (stats,),
+                tuple(PolicyChange(at, policy, reason) for at, policy, reason in running.changes),
             )
         )  # fmt: skip
 
