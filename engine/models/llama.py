@@ -84,6 +84,11 @@ class CausalLM:
         return self.embedding.dtype
 
     @property
+    def precision(self) -> str:
+        """The number format of weights and products by its configured name."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def kernels(self) -> str:
         """Which implementations of the hot operations run, for step records."""
         return kernels_in_use(self.device, self.dtype)

@@ -62,6 +62,11 @@ class QuantisedLM:
         return tables + sum(layer.num_bytes for layer in self.layers) + self.norm.nbytes
 
     @property
+    def precision(self) -> str:
+        """The number format of weights and products by its configured name."""
+        return "int8"
+
+    @property
     def kernels(self) -> str:
         """Which implementations of the hot operations run, for step records."""
         bits = sorted({product.bits for layer in self.layers for product in (layer.qkv, layer.down)})
@@ -149,6 +154,16 @@ def _load_layer(spec: ModelSpec, weights: CheckedWeights, prefix: str) -> QuantL
     )
 
 
+def serves(spec: ModelSpec) -> bool:
+    """True where int8 would run: the C kernels are here and fit the model's heads."""
+    return native.load_library() is not None and _fits(spec)
+
+
+def _fits(spec: ModelSpec) -> bool:
+    group = spec.num_heads // spec.num_kv_heads
+    return native.supports(torch.float32, torch.bfloat16, spec.head_dim, group)
+
+
 def _library() -> native.Library:
     library = native.load_library()
     if library is None:
@@ -160,7 +175,7 @@ def _library() -> native.Library:
 
 
 def _check_sizes(spec: ModelSpec) -> None:
-    if not native.supports(torch.float32, torch.bfloat16, spec.head_dim, spec.num_heads // spec.num_kv_heads):
+    if not _fits(spec):
         raise ModelSourceError(
             f"The dtype int8 serves heads of at most {native.MAX_HEAD_DIM} dimensions in groups of at most"
             f" {native.MAX_GROUP}; {spec.name} has more, so use dtype float32 or bfloat16."

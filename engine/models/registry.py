@@ -8,16 +8,17 @@ from functools import partial
 import torch
 
 from engine.errors import ModelSourceError
+from engine.models import quantised
 from engine.models.gguf_file import read_header
 from engine.models.interface import LanguageModel
 from engine.models.llama import Progress, build_model
-from engine.models.quantised import build_quantised
-from engine.models.source import resolve
+from engine.models.source import ModelFiles, resolve
 from engine.models.spec import load_spec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTISED = "int8"
 """Not a torch dtype: 4- and 8-bit weights with 8-bit activations."""
+_FULL_TYPES = frozenset({0, 1, 28, 30})  # ggml's numbers for F32, F16, F64 and BF16
 
 
 def load_model(
@@ -30,15 +31,20 @@ def load_model(
 ) -> LanguageModel:
     """Load the model behind `source` (a folder, a GGUF file or package:NAME).
 
-    `dtype` is auto (float32 on the CPU, bfloat16 elsewhere), float32, bfloat16, float16 or
-    int8 (CPU only: quantised weights and products, see `engine.models.quantised`);
+    `dtype` is float32, bfloat16, float16, int8 (CPU only: quantised weights and products, see
+    `engine.models.quantised`) or auto. Auto is bfloat16 on a GPU; on the CPU it is int8 for a file
+    whose weights are quantised already, where the C kernels run, and float32 otherwise.
     `progress` is told a stage and the fraction of it done; `max_model_len` (tokens) lowers the
     model's context. Raises `ModelSourceError` with one sentence saying what to do.
     """
     place = resolve_device(device)
-    build = _builder(dtype, place)
+    if dtype not in ("auto", QUANTISED):
+        resolve_dtype(dtype, place)  # a wrong name is told before anything is read
     files = resolve(source)
     spec = load_spec(files, max_model_len)
+    if dtype == "auto" and place.type == "cpu" and _is_quantised(files) and quantised.serves(spec):
+        dtype = QUANTISED
+    build = _builder(dtype, place)
     if files.kind == "gguf":
         # Imported late: reading the header needs no `gguf`, dequantising does.
         from engine.models.gguf_weights import GgufWeights
@@ -56,7 +62,16 @@ def _builder(dtype: str, device: torch.device) -> Callable[..., LanguageModel]:
         return partial(build_model, device=device, dtype=resolve_dtype(dtype, device))
     if device.type != "cpu":
         raise ModelSourceError(f"The dtype {QUANTISED} is for the device cpu; use bfloat16 on {device}.")
-    return build_quantised
+    return quantised.build_quantised
+
+
+def _is_quantised(files: ModelFiles) -> bool:
+    """True when the file keeps every layer's weight matrices in fewer than 16 bits a weight."""
+    if files.kind != "gguf":
+        return False
+    tensors = read_header(files.weights[0]).tensors.values()
+    matrices = [t for t in tensors if t.name.startswith("blk.") and len(t.shape) > 1]
+    return bool(matrices) and all(t.quant_type not in _FULL_TYPES for t in matrices)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -68,11 +83,6 @@ def resolve_device(device: str | torch.device) -> torch.device:
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelSourceError("The device cuda was asked for, but torch finds no CUDA GPU; use device cpu.")
     return place
-
-
-def dtype_name(dtype: str, device: torch.device) -> str:
-    """What a configured dtype means on `device`, by name: never auto."""
-    return dtype if dtype == QUANTISED else str(resolve_dtype(dtype, device)).removeprefix("torch.")
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:

