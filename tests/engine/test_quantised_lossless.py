@@ -84,7 +84,7 @@ def standard_library_prompts(num: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_300_real_prompts_under_random_scheduling() -> None:
     """Requests come and go at random, with random methods and draft lengths."""
     rng = random.Random(12)
