@@ -14,6 +14,8 @@ from engine.types import PolicyAssignment, SamplingParams, SequenceStats, StepRe
 from specgate.backends.embedded.backend import EmbeddedBackend, EmbeddedConfig
 from specgate.clock import SystemClock
 from specgate.errors import BadRequest, ContextTooLong, NotReady
+from specgate.policy.reasons import Reason
+from specgate.policy.shut import Shut
 from specgate.types import GenerationRequest
 from tests.specgate.backends.embedded.requests_for_tests import (
     GREEDY,
@@ -179,6 +181,33 @@ async def test_kill_switch_stops_drafting_and_lifts(backend: EmbeddedBackend) ->
     lifted = (await answer(backend, completion(PROMPT), POLICIES[1])).last.stats
     assert lifted is not None
     assert lifted.num_draft_tokens > 0
+
+
+async def test_a_policy_that_is_shut_stops_drafting_within_the_request(backend: EmbeddedBackend) -> None:
+    request = completion(PROMPT)
+    num_tokens = 0
+    stream = backend.generate(
+        request, await backend.prepare(request), replace(POLICIES[1], is_exact=False), index=0,
+        max_tokens=1500, label="chat",
+    )  # fmt: skip
+    async for delta in stream:
+        if not num_tokens:
+            backend.set_shut((Shut(POLICIES[1].method, Reason.ACCEPTANCE_FLOOR, "chat"),))
+        num_tokens += delta.num_tokens
+    assert delta.stats is not None
+    change = delta.stats.policy_changes[-1]
+    assert (change.policy, change.reason) == ("baseline", "acceptance_floor")
+    assert 0 < change.token_index < 1000  # and plainly from there on
+    assert delta.stats.num_target_steps >= 1500 - change.token_index
+    other = replace(request, sampling=replace(request.sampling, max_tokens=8))
+    backend.set_shut((Shut(POLICIES[1].method, Reason.MEMORY_PRESSURE, is_hard=True),))
+    hard = (await answer(backend, other, replace(POLICIES[1], is_exact=True, is_pinned=True))).last.stats
+    assert hard is not None
+    assert hard.num_draft_tokens == 0
+    backend.set_shut(())
+    again = (await answer(backend, other, POLICIES[1])).last.stats
+    assert again is not None
+    assert again.num_draft_tokens > 0
 
 
 async def test_listeners_get_every_step(backend: EmbeddedBackend) -> None:

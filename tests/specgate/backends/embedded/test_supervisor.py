@@ -21,6 +21,8 @@ from specgate.backends.embedded.link import Lost, Mail, Mailbox
 from specgate.backends.embedded.supervisor import Supervision, Supervisor
 from specgate.clock import SystemClock
 from specgate.errors import NotReady
+from specgate.policy.reasons import Reason
+from specgate.policy.shut import Shut
 
 COMMAND = (sys.executable, "-m", "tests.specgate.backends.embedded.scripted_worker")
 QUICK = Supervision(
@@ -209,13 +211,17 @@ async def test_force_and_snapshot_are_told_again_after_a_crash(tmp_path: Path) -
         await scene.ready()
         scene.supervisor.set_force("ngram")
         scene.supervisor.set_force("baseline")
+        scene.supervisor.set_shut((Shut("draft", Reason.LATENCY_GUARD, "chat", lets_probes=True),))
         scene.supervisor.push_snapshot({"version": 3})
         await collect(scene.submit("a", "die"))
         await scene.until(lambda: scene.supervisor.status().num_restarts == 1)
         await scene.ready()
         await collect(scene.submit("b"))
         after = scene.lines()[scene.lines().index("Start", 1) :]
-        assert after == ["Start", "SetForce(policy='baseline')", "Snapshot(state={'version': 3})", "Submit b"]
+        start, force, shut, snapshot, submit = after
+        assert (start, force) == ("Start", "SetForce(policy='baseline')")
+        assert shut.startswith("SetShut(entries=(Shut(policy='draft', reason=<Reason.LATENCY_GUARD")
+        assert (snapshot, submit) == ("Snapshot(state={'version': 3})", "Submit b")
 
 
 @pytest.mark.parametrize("acts", [["ready"], ["ready", "stay"], ["slow"]])
