@@ -73,7 +73,7 @@ def step_s(
         return seconds
     d = c.drafters.get(policy, _NO_DRAFTER)
     seconds += d.d0_s * d.calls_per_token * depth + d.d_seq_s * batch
-    return seconds + batch * (d.d_tok_s * depth + d.d_kv_s * d.kv_per_target_kv * kv_tokens)
+    return seconds + batch * depth * (d.d_tok_s + d.d_kv_s * d.kv_per_target_kv * kv_tokens)
 
 
 def request_cost(
@@ -90,7 +90,7 @@ def request_cost(
     kv_s = c.c_kv_s * load.kv_tokens
     per_step = c.c_seq_s + slope * (1 + depth) + kv_s
     if depth > 0:
-        per_step += d.d_seq_s + d.d_tok_s * depth + d.d_kv_s * d.kv_per_target_kv * load.kv_tokens
+        per_step += d.d_seq_s + depth * (d.d_tok_s + d.d_kv_s * d.kv_per_target_kv * load.kv_tokens)
     return RequestCost(c1, c.p_tok_s * load.prompt_tokens + num_steps * per_step)
 
 

@@ -2,7 +2,8 @@
 
     decode step   T = c0 + c_seq*B + c_tok*N + c_kv*KV + c_sample*R        + drafters
     prefill step  T = p0 + p_tok*(prefill tokens) + p_dec*(other tokens) + p_kv*KV   + drafters
-    a drafter     T = d0*calls + d_seq*sequences + d_tok*draft tokens + d_kv*draft KV + d_fill*tokens read up on
+    a drafter     T = d0*calls + d_seq*sequences + d_tok*draft tokens + d_kv*draft KV
+                      + d_fill*tokens read up on
 
 Every coefficient is >= 0 and means what it says. The engine times each drafter apart, so target
 and drafters are fitted apart and no coefficient has to explain the other's time. A step with any
@@ -12,6 +13,7 @@ prompt tokens in it is a prefill step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Self
 
 from router_models.base import State, StateError, check_header, finite, header
@@ -53,23 +55,42 @@ def _draft_row(d: DraftFeatures) -> tuple[float, ...]:
     return (d.num_calls, d.num_sequences, d.num_draft_tokens, d.num_kv_tokens, d.num_fill_tokens)
 
 
+@dataclass
 class _Ratios:
-    """Running sums that tell how many calls a draft token costs and how much KV it reads."""
+    """Running sums that tell how many calls a draft token costs and how much KV it reads.
 
-    def __init__(self, calls: float = 0, depth: float = 0, kv: float = 0, target_kv: float = 0) -> None:
-        self.calls, self.depth, self.kv, self.target_kv = calls, depth, kv, target_kv
+    Calls serve the whole batch, as many as its deepest draft needs: only steps in which one
+    sequence drafts tell calls per draft token exactly, and they are preferred.
+    """
+
+    calls: float = 0.0
+    depth: float = 0.0
+    lone_calls: float = 0.0
+    lone_depth: float = 0.0
+    kv: float = 0.0
+    target_kv: float = 0.0  # of the drafting sequences, once for every draft token
 
     def observe(self, d: DraftFeatures, target_kv_per_sequence: float) -> None:
         if d.num_sequences <= 0 or d.num_draft_tokens <= 0 or d.num_fill_tokens > 0:
             return
-        keep = 0.99
+        keep, depth = 0.99, d.num_draft_tokens / d.num_sequences
         self.calls = keep * self.calls + d.num_calls
-        self.depth = keep * self.depth + d.num_draft_tokens / d.num_sequences
+        self.depth = keep * self.depth + depth
+        if d.num_sequences == 1:
+            self.lone_calls = keep * self.lone_calls + d.num_calls
+            self.lone_depth = keep * self.lone_depth + depth
         self.kv = keep * self.kv + d.num_kv_tokens
-        self.target_kv = keep * self.target_kv + target_kv_per_sequence * d.num_sequences
+        self.target_kv = keep * self.target_kv + target_kv_per_sequence * d.num_draft_tokens
 
-    def values(self) -> list[float]:
-        return [self.calls, self.depth, self.kv, self.target_kv]
+    @property
+    def calls_per_token(self) -> float:
+        if self.lone_depth:
+            return self.lone_calls / self.lone_depth
+        return self.calls / self.depth if self.depth else 0.0
+
+    @property
+    def kv_per_target_kv(self) -> float:
+        return self.kv / self.target_kv if self.target_kv else 0.0
 
 
 class StepLatency:
@@ -155,8 +176,8 @@ class StepLatency:
             d_tok_s=d_tok,
             d_kv_s=d_kv,
             d_fill_s=d_fill,
-            calls_per_token=r.calls / r.depth if r.depth else 0.0,
-            kv_per_target_kv=r.kv / r.target_kv if r.target_kv else 0.0,
+            calls_per_token=r.calls_per_token,
+            kv_per_target_kv=r.kv_per_target_kv,
         )
 
     def state(self) -> State:
@@ -166,7 +187,7 @@ class StepLatency:
             "decode": self._decode.state(),
             "prefill": self._prefill.state(),
             "drafters": {
-                name: {"regression": m.state(), "ratios": self._ratios[name].values()}
+                name: {"regression": m.state(), "ratios": asdict(self._ratios[name])}
                 for name, m in self._drafters.items()
             },
         }
@@ -183,7 +204,7 @@ class StepLatency:
                 regression = RobustRegression(DRAFT)
                 regression.load(part["regression"])
                 model._drafters[name] = regression
-                model._ratios[name] = _Ratios(*(finite("ratio", float(v)) for v in part["ratios"]))
+                model._ratios[name] = _Ratios(**{k: finite(k, float(v)) for k, v in part["ratios"].items()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"{_KIND}: {error}") from error
         return model

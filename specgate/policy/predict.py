@@ -113,7 +113,7 @@ def _decode(view: ModelView, method: str, curve: AcceptanceCurve | None, depth: 
             (f"{method}: calls (d0)", d.calls_per_token * depth, d.d0_s, "calls"),
             (f"{method}: sequences (d_seq)", batch, d.d_seq_s, "sequences"),
             (f"{method}: draft tokens (d_tok)", batch * drafted, d.d_tok_s, "tokens"),
-            (f"{method}: KV (d_kv)", d.kv_per_target_kv * kv, d.d_kv_s, "tokens"),
+            (f"{method}: KV (d_kv)", d.kv_per_target_kv * drafted * kv, d.d_kv_s, "tokens"),
         ]
     return rows
 

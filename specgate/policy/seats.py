@@ -198,12 +198,8 @@ class Table:
             where = index[known]
             self.tokens[where, arm.columns] = expected[:, 1 : arm.depth + 1]
             self.drafted[where, arm.columns] = drafted
-            each = arm.token_s + sampled[known] * self.prices.sampled_s
-            once = (
-                arm.seq_s
-                + arm.kv_s * kv[known]
-                + self._catch_up(arm.method, number, [seats[i] for i in known])
-            )
+            each = arm.token_s + arm.kv_s * kv[known] + sampled[known] * self.prices.sampled_s
+            once = arm.seq_s + self._catch_up(arm.method, number, [seats[i] for i in known])
             self.extra_s[where, arm.columns] = drafted * each[:, None] + once[:, None]
         self.set_penalty(seats, shut, step)
 

@@ -42,7 +42,7 @@ UNITS = {
     "d_kv": "s per KV token of the drafter",
     "d_fill": "s per context token the drafter reads up on",
     "calls_per_token": "draft calls per draft token",
-    "kv_per_target_kv": "drafter KV tokens per target KV token",
+    "kv_per_target_kv": "drafter KV tokens per draft token and target KV token",
 }
 _TYPICAL = Workload(prompt_tokens=200.0, output_tokens=100.0)
 

@@ -39,7 +39,7 @@ class Arm:
     depth: int  # columns first .. first + depth - 1
     call_s: float  # per depth, shared by all that draft; 0: nothing is shared
     seq_s: float  # per drafting sequence
-    kv_s: float  # per KV token of the target's
+    kv_s: float  # per draft token and KV token of the target's
     token_s: float  # per draft token, in the drafter
 
     @property

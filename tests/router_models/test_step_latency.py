@@ -28,8 +28,8 @@ def step(rng: np.random.Generator, slow: float = 1.0, noise: float = 0.03) -> tu
     drafts: tuple[DraftFeatures, ...] = ()
     draft_s: tuple[float, ...] = ()
     if depth:
-        drafts = (DraftFeatures("draft", depth, batch, batch * depth, kv),)
-        cost = 0.004 * depth + 0.0003 * batch * depth + 5e-7 * kv
+        drafts = (DraftFeatures("draft", depth, batch, batch * depth, kv * depth),)
+        cost = 0.004 * depth + 0.0003 * batch * depth + 5e-7 * kv * depth
         draft_s = (slow * cost * float(np.exp(noise * rng.normal())),)
     seconds = slow * target * float(np.exp(noise * rng.normal())) + sum(draft_s)
     return StepFeatures(batch, tokens, kv, 0.0, sampled, drafts), StepTiming(seconds, draft_s)
@@ -112,6 +112,18 @@ def test_a_knee_is_taken_where_it_is_and_only_there() -> None:
     assert c.knee_tokens == 16
     assert c.c_tok_above_s == pytest.approx(0.004, rel=0.1)
     assert c.c_tok_s < 0.001
+
+
+def test_calls_per_token_is_read_from_steps_where_one_sequence_drafts() -> None:
+    model = StepLatency()
+    for depths in ((6, 1, 1), (5, 2), (4,), (6, 1, 1)):  # calls follow the deepest of the batch
+        work = DraftFeatures("draft", max(depths), len(depths), sum(depths), 100.0 * sum(depths))
+        batch = float(len(depths))
+        step_of = StepFeatures(batch, batch + sum(depths), 100.0 * batch, drafts=(work,))
+        model.learn_one(step_of, StepTiming(0.05, (0.02,)))
+    found = model.coefficients().drafters["draft"]
+    assert found.calls_per_token == pytest.approx(1.0)
+    assert found.kv_per_target_kv == pytest.approx(1.0)
 
 
 def test_prefill_steps_are_apart() -> None:
