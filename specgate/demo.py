@@ -2,8 +2,9 @@
 
 Every prompt runs greedily under `auto` and under `baseline` (and, where the prompt says so, under
 another policy by override), in the order A B B A: the first run meets a cold prefix cache and
-gives the TTFT; the better of the two runs of each arm gives its TPOT, so that one disturbance
-of the machine decides nothing. Times are taken here, at the client.
+gives the TTFT; the better of the two runs of each arm gives TPOT and decision, so that one
+disturbance of the machine decides nothing. Times are taken here, at the client. The server starts
+knowing nothing and keeps nothing: it learns from these very requests.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from specgate.explain import number, one_line
 from specgate.launch import LaunchError, Server
 
 AUTO = "auto"
-MIN_WIDTH = 118  # columns of the table where the terminal does not say
+FORGETFUL = ("learning.folder=null", "decision_log.path=null")
+MIN_WIDTH = 124  # columns of the table where the terminal does not say
 
 
 class DemoError(Exception):
@@ -55,6 +57,7 @@ class Answer:
     ttft_ms: float
     tpot_ms: float | None  # None for fewer than two tokens
     decided: dict[str, Any] = field(default_factory=dict)  # the answer's `specgate` object
+    explanation: str = ""  # what the server said it would decide, just before
 
     def is_same_text(self, other: Answer) -> bool:
         """Same text, same number of tokens, same reason to stop."""
@@ -124,7 +127,7 @@ async def _run(config: Path | None, console: Console, clock: Clock) -> list[Row]
                 print(f"{clock.monotonic() - started:4.0f} s  {message}", file=sys.stderr)
 
         async with (
-            Server.start(config, on_progress=status.update) as server,
+            Server.start(config, FORGETFUL, on_progress=status.update) as server,
             httpx.AsyncClient(base_url=server.url, timeout=120) as client,
         ):
             ready_s = clock.monotonic() - started
@@ -147,15 +150,14 @@ class _Demo:
     async def rows(self, prompt: DemoPrompt) -> list[Row]:
         """One row for `auto`, one for each override that this server has loaded."""
         body = {**prompt.body, "model": self._model_id, "temperature": 0}
-        explanation = await self._explain(body)
-        loaded = {candidate["policy"] for candidate in explanation.get("candidates", ())}
+        candidates = (await self._explain(body)).get("candidates", ())
+        loaded = {candidate["policy"] for candidate in candidates}
         overrides = [policy for policy in prompt.overrides if policy in loaded]
         arms = [AUTO, *overrides, BASELINE]
         runs: dict[str, list[Answer]] = {arm: [] for arm in arms}
         for arm in arms + arms[::-1]:
             runs[arm].append(await self._answer(prompt.endpoint, body, arm))
-        row = [_row(prompt.kind, AUTO, runs, one_line(explanation))]
-        return row + [_row(prompt.kind, arm, runs, "asked for by the caller") for arm in overrides]
+        return [_row(prompt.kind, arm, runs) for arm in (AUTO, *overrides)]
 
     async def _explain(self, body: dict[str, Any]) -> dict[str, Any]:
         response = await self._client.post("/admin/explain", json=body)
@@ -164,6 +166,7 @@ class _Demo:
 
     async def _answer(self, endpoint: str, body: dict[str, Any], arm: str) -> Answer:
         """Stream one answer and take the times."""
+        explanation = one_line(await self._explain(body)) if arm == AUTO else "asked for by the caller"
         streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         start = self._clock.monotonic()
         reader = _StreamReader(self._clock.monotonic)
@@ -174,7 +177,7 @@ class _Demo:
                 _raise_for(response, await response.aread())
             async for line in response.aiter_lines():
                 reader.feed(line)
-        return reader.answer(start)
+        return reader.answer(start, explanation)
 
 
 class _StreamReader:
@@ -208,7 +211,7 @@ class _StreamReader:
         if chunk.get("usage"):
             self._last_chunk = chunk
 
-    def answer(self, start: float) -> Answer:
+    def answer(self, start: float, explanation: str) -> Answer:
         """What came, once the stream is over."""
         if not (self._is_done and self._times and self._last_chunk):
             raise DemoError("an answer broke off before its end")
@@ -221,6 +224,7 @@ class _StreamReader:
             ttft_ms=(self._times[0] - start) * 1e3,
             tpot_ms=decode_s * 1e3 / (num_tokens - 1) if num_tokens > 1 else None,
             decided=dict(self._last_chunk.get("specgate") or {}),
+            explanation=explanation,
         )
 
 
@@ -240,31 +244,31 @@ def _raise_for(response: httpx.Response, content: bytes) -> None:
     raise DemoError(f"{response.request.url.path} answered {response.status_code}: {message}")
 
 
-def _row(kind: str, arm: str, runs: dict[str, list[Answer]], explanation: str) -> Row:
-    first, baseline = runs[arm][0], _best_tpot(runs[BASELINE])
-    tpot = _best_tpot(runs[arm])
-    decided = first.decided
+def _row(kind: str, arm: str, runs: dict[str, list[Answer]]) -> Row:
+    best, baseline = _best(runs[arm]), _best(runs[BASELINE])
+    decided = best.decided
+    policies = [decided.get("policy"), *(change["policy"] for change in decided.get("policy_changes", ()))]
     return Row(
         kind=kind,
         arm=arm,
         task=str(decided.get("task")),
-        policy=str(decided.get("policy")),
+        policy=" > ".join(map(str, policies)),
         reason=str(decided.get("reason")),
-        num_tokens=first.num_tokens,
-        ttft_ms=first.ttft_ms if arm == AUTO else min(answer.ttft_ms for answer in runs[arm]),
-        tpot_ms=tpot,
+        num_tokens=best.num_tokens,
+        ttft_ms=runs[arm][0].ttft_ms,
+        tpot_ms=best.tpot_ms,
         mean_acceptance_length=decided.get("mean_acceptance_length"),
-        speed_up=baseline / tpot if baseline and tpot else None,
+        speed_up=baseline.tpot_ms / best.tpot_ms if baseline.tpot_ms and best.tpot_ms else None,
         is_identical=all(
             answer.is_same_text(expected) for answer in runs[arm] for expected in runs[BASELINE]
         ),
-        explanation=explanation,
+        explanation=best.explanation,
     )
 
 
-def _best_tpot(answers: Sequence[Answer]) -> float | None:
-    known = [answer.tpot_ms for answer in answers if answer.tpot_ms is not None]
-    return min(known, default=None)
+def _best(answers: Sequence[Answer]) -> Answer:
+    """The one with the lowest TPOT."""
+    return min(answers, key=lambda answer: float("inf") if answer.tpot_ms is None else answer.tpot_ms)
 
 
 def _print(console: Console, rows: Sequence[Row], ready_s: float, total_s: float) -> None:
