@@ -142,7 +142,7 @@ CONCEPTS: Mapping[str, str] = {
 class Lexicon:
     """All entries of all concepts, ready to be found in tokens."""
 
-    _BITS = 18
+    _BITS = 15
 
     def __init__(self) -> None:
         self.concepts = tuple(CONCEPTS)

@@ -99,7 +99,7 @@ class TaskClassifier:
         self._scale: Floats = self.artefact.hashed_scale / self.artefact.temperature
         self._dense: Floats = self.artefact.dense / self.artefact.temperature
         self._bias: Floats = self.artefact.bias / self.artefact.temperature
-        self._hashed: NDArray[np.float32] = self.artefact.hashed.astype(np.float32)
+        self._hashed: NDArray[np.float32] = np.ascontiguousarray(self.artefact.hashed, dtype=np.float32)
         self._shift: Floats = np.zeros(len(TASKS))
 
     def _logits(self, features: TaskFeatures) -> Floats:

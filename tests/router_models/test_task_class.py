@@ -167,7 +167,8 @@ def test_folds_keep_documents_and_wordings_apart() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the labelled prompts are not at hand")
 def test_scores_on_labelled_prompts_with_wordings_apart() -> None:
-    rows = [json.loads(line) for line in SHARED.open(encoding="utf-8")]
+    with SHARED.open(encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
     scores = train(rows).meta["scores"]
     assert scores["macro_f1"] >= 0.95
     assert scores["macro_f1_zh"] >= 0.92
