@@ -28,6 +28,7 @@ from router_models.types import DraftCoefficients, StepCoefficients
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
 _NO_DRAFTER = DraftCoefficients()
+_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +198,8 @@ def cost(rows: Rows, prices: Prices, column: Ints, settled: Settled) -> Plan:
 def solve(rows: Rows, prices: Prices, settled: Settled, rate: float, max_rounds: int) -> Plan:
     """The plan with the highest rate; `rate` is where to start, 0: that of plain decoding.
 
-    One round is enough where `rate` is the last step's. Where the tokens' price has a knee, both
-    sides of it are tried when a plan crosses it.
+    One round is enough where `rate` is the last step's. Where the tokens' price has a knee, prices
+    between its two sides are tried when a plan crosses it.
     """
     if rate <= 0:
         plain = cost(rows, prices, np.zeros(len(rows.tokens), dtype=np.intp), settled)
@@ -207,15 +208,28 @@ def solve(rows: Rows, prices: Prices, settled: Settled, rate: float, max_rounds:
     plan: Plan | None = None
     for _ in range(max(max_rounds, 1)):
         before = settled.num_sequences + (settled.num_drafted if plan is None else plan.num_drafted)
-        slopes = [prices.token_s if before <= prices.knee else prices.token_above_s]
-        found = cost(rows, prices, choose(rows, prices, settled.depths, rate, slopes[0]), settled)
+        slope = prices.token_s if before <= prices.knee else prices.token_above_s
+        found = cost(rows, prices, choose(rows, prices, settled.depths, rate, slope), settled)
         if (settled.num_sequences + found.num_drafted <= prices.knee) != (before <= prices.knee):
-            other = prices.token_above_s if slopes[0] == prices.token_s else prices.token_s
-            rival = cost(rows, prices, choose(rows, prices, settled.depths, rate, other), settled)
-            found = max(found, rival, key=lambda p: p.num_tokens - rate * p.seconds)
+            found = _at_the_knee(rows, prices, settled, rate)
         plan = found
         if abs(plan.rate - rate) <= 1e-3 * rate:
             break
         rate = plan.rate
     assert plan is not None
     return plan
+
+
+def _at_the_knee(rows: Rows, prices: Prices, settled: Settled, rate: float) -> Plan:
+    """The best of the plans for a token's price below the knee, above it, and between."""
+    low, high = prices.token_s, prices.token_above_s
+    plans = [
+        cost(
+            rows,
+            prices,
+            choose(rows, prices, settled.depths, rate, low + part * (high - low)),
+            settled,
+        )
+        for part in _PARTS
+    ]
+    return max(plans, key=lambda plan: plan.num_tokens - rate * plan.seconds)

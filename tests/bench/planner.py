@@ -32,7 +32,12 @@ def model_view() -> ModelView:
         acceptance.learn_one(
             AcceptanceKey("draft", task), AcceptanceCounts(400, 400, (400,) * 5, (280, 200, 140, 100, 70))
         )
-    keys = [AcceptanceKey(m, t, b) for m in ("ngram", "draft") for t in (None, *TASKS) for b in ("greedy", "warm")]
+    keys = [
+        AcceptanceKey(method, task, band)
+        for method in ("ngram", "draft")
+        for task in (None, *TASKS)
+        for band in ("greedy", "warm")
+    ]
     step = StepCoefficients(
         c0_s=0.02, c_seq_s=1e-4, c_tok_s=1.2e-3, c_kv_s=1e-7, c_sample_s=2e-4, c_tok_above_s=1.2e-3,
         knee_tokens=None, p0_s=0.02, p_tok_s=1e-3, p_dec_s=1.2e-3, p_kv_s=0.0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from engine.spec.planner import SequenceView, StepView
 from engine.stats import SequenceCounters
@@ -77,14 +78,15 @@ class Running:
             num_tokens=self.prompt_tokens + self.num_output, num_output_tokens=self.num_output,
             num_remaining_tokens=self.output_tokens - self.num_output, num_drafts=c.num_drafts,
             num_draft_tokens=c.num_draft_tokens, num_accepted_tokens=c.num_accepted_tokens,
-            last_method=self.last[0], last_num_draft_tokens=self.last[1], last_num_accepted_tokens=self.last[2],
+            last_method=self.last[0], last_num_draft_tokens=self.last[1],
+            last_num_accepted_tokens=self.last[2],
         )  # fmt: skip
 
 
 class ScriptedEngine:
     """Keeps `concurrency` requests running. `accept[method]` is the chance per draft token."""
 
-    METHODS = {"draft": 5}
+    METHODS: ClassVar = {"draft": 5}
 
     def __init__(
         self,

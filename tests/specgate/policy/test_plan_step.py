@@ -1,26 +1,68 @@
-"""The step planner: follows what was decided, and the kill switch at once."""
+"""The step planner: fixed arms, the kill switch, closed doors, probes, and any input at all."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from engine.spec.planner import SequenceView, StepView
 from engine.types import PolicyAssignment
+from router_models.acceptance import Acceptance
+from router_models.types import AcceptanceCounts, AcceptanceKey, DraftCoefficients, StepCoefficients
 from specgate.policy.plan_step import StepPlanner
+from specgate.policy.reasons import Reason
+from specgate.policy.shut import Shut
+from specgate.policy.view import ModelView, PlannerSettings
+
+STEP = StepCoefficients(
+    c0_s=0.02, c_seq_s=1e-4, c_tok_s=1e-3, c_kv_s=1e-7, c_sample_s=1e-4, c_tok_above_s=1e-3, knee_tokens=None,
+    p0_s=0.02, p_tok_s=1e-3, p_dec_s=1e-3, p_kv_s=0.0,
+    drafters={
+        "ngram": DraftCoefficients(d_seq_s=3e-5),
+        "draft": DraftCoefficients(3e-3, 1e-4, 1e-4, 0.0, 1e-4, 1.0, 1.0),
+    },
+    num_steps=500,
+)  # fmt: skip
 
 
-def view(**assigned: PolicyAssignment) -> StepView:
-    sequences = tuple(
-        SequenceView(
-            seq_id=name, policy=policy, label="chat", temperature=0.0, top_p=1.0, num_tokens=9,
-            num_output_tokens=1, num_remaining_tokens=50, num_drafts=0, num_draft_tokens=0,
-            num_accepted_tokens=0, last_method="baseline", last_num_draft_tokens=0,
-            last_num_accepted_tokens=0,
+def model(draft: float = 0.8, ngram: float = 0.5, **changes: Any) -> ModelView:
+    """A view in which this share of tokens is accepted."""
+    acceptance = Acceptance()
+    for method, a in (("ngram", ngram), ("draft", draft)):
+        accepted = tuple(round(1000 * a**j) for j in range(1, 6))
+        acceptance.learn_one(
+            AcceptanceKey(method, "chat"), AcceptanceCounts(1000, 1000, (1000,) * 5, accepted)
         )
-        for name, policy in assigned.items()
+    keys = [AcceptanceKey(m, t, "greedy") for m in ("ngram", "draft") for t in (None, "chat")]
+    view = ModelView(
+        1, STEP, tuple(map(acceptance.predict_one, keys)), {"ngram": 4, "draft": 5},
+        {"ngram": 1000.0, "draft": 1000.0},
     )  # fmt: skip
-    return StepView(1, 0.0, sequences, 0, 0, 100)
+    return replace(view, **changes)
 
 
-def test_it_follows_assignments_and_the_kill_switch() -> None:
+def sequence(name: str, policy: PolicyAssignment, **changes: Any) -> SequenceView:
+    base = SequenceView(
+        seq_id=name, policy=policy, label="chat", temperature=0.0, top_p=1.0, num_tokens=90,
+        num_output_tokens=1, num_remaining_tokens=500, num_drafts=0, num_draft_tokens=0,
+        num_accepted_tokens=0, last_method="baseline", last_num_draft_tokens=0, last_num_accepted_tokens=0,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def view(step: int = 1, now_s: float = 0.0, **assigned: PolicyAssignment) -> StepView:
+    sequences = tuple(sequence(name, policy) for name, policy in assigned.items())
+    return StepView(step, now_s, sequences, 0, 0, 100)
+
+
+AUTO = PolicyAssignment()
+
+
+def test_without_a_model_it_follows_assignments_and_the_kill_switch() -> None:
     planner = StepPlanner()
     step = view(
         a=PolicyAssignment("ngram", 4), b=PolicyAssignment("draft", 7, is_exact=True), c=PolicyAssignment()
@@ -36,3 +78,165 @@ def test_it_follows_assignments_and_the_kill_switch() -> None:
     assert {p.reason for p in forced.values()} == {"kill_switch"}
     planner.set_force(None)
     assert planner.plan(step) == plans
+
+
+def test_with_a_model_free_requests_get_what_pays_and_fixed_ones_what_they_asked_for() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.9, ngram=0.2))
+    plans = planner.plan(
+        view(
+            auto=AUTO, other=PolicyAssignment("ngram", 4), exact=PolicyAssignment("ngram", 7, is_exact=True),
+            plain=PolicyAssignment(is_exact=True), pinned=PolicyAssignment("ngram", 3, is_pinned=True),
+        )
+    )  # fmt: skip
+    assert plans["auto"].method == plans["other"].method == "draft"
+    assert plans["auto"].max_draft_tokens >= 3
+    assert (plans["exact"].method, plans["exact"].max_draft_tokens) == ("ngram", 7)
+    assert (plans["pinned"].method, plans["pinned"].max_draft_tokens) == ("ngram", 3)
+    assert "plain" not in plans
+
+
+def test_what_does_not_pay_is_not_drafted_and_says_so() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.05, ngram=0.02))
+    plan = planner.plan(view(a=PolicyAssignment("draft", 5)))["a"]
+    assert (plan.method, plan.max_draft_tokens, plan.reason) == ("baseline", 0, "predicted_fastest")
+
+
+def test_following_is_a_setting() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.05, planner=PlannerSettings(is_following=True)))
+    assert planner.plan(view(a=PolicyAssignment("draft", 5)))["a"].method == "draft"
+
+
+def test_an_exploration_stands_for_its_steps() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.05, ngram=0.02))
+    methods = []
+    for step in range(6):
+        plan = planner.plan(view(step, step * 0.03, a=PolicyAssignment("draft", 3, hold_steps=4)))["a"]
+        methods.append((plan.method, plan.reason))
+    assert methods[:4] == [("draft", "exploration")] * 4
+    assert methods[4] == ("baseline", "predicted_fastest")
+
+
+def test_closed_doors_hold_for_free_requests_and_the_hard_ones_for_all() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.9, ngram=0.02))
+    assert planner.plan(view(a=AUTO))["a"].method == "draft"
+    planner.set_shut([Shut("draft", Reason.ACCEPTANCE_FLOOR)])
+    plans = planner.plan(view(a=AUTO, b=PolicyAssignment("draft", 5, is_exact=True, is_pinned=True)))
+    assert plans["a"].max_draft_tokens == 0
+    assert plans["b"].method == "draft"
+    planner.set_shut([Shut("draft", Reason.DRAFTER_ERROR, is_hard=True)])
+    plans = planner.plan(view(a=AUTO, b=PolicyAssignment("draft", 5, is_exact=True, is_pinned=True)))
+    assert plans["b"].reason == "drafter_error"
+    planner.set_shut([])
+    assert planner.plan(view(a=AUTO))["a"].method == "draft"
+
+
+def test_an_unproven_drafter_is_only_probed() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.95, ngram=0.02, num_steps={"ngram": 1000.0, "draft": 3.0}))
+    reasons = set()
+    now_s = 0.0
+    for step in range(1500):
+        plan = planner.plan(view(step, now_s, a=AUTO)).get("a")
+        now_s += 0.0215
+        if plan is not None and plan.method == "draft":
+            reasons.add(plan.reason)
+    assert reasons == {"exploration"}
+
+
+def test_its_own_text_turns_a_request_away_from_its_tasks_method() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.8, ngram=0.02))
+    easy, hard = sequence("easy", AUTO), sequence("hard", AUTO)
+    for step in range(120):
+        plans = planner.plan(StepView(step, step * 0.03, (easy, hard), 0, 0, 100))
+        for s in (easy, hard):
+            plan = plans.get(s.seq_id)
+            depth = plan.max_draft_tokens if plan is not None else 0
+            accepted = depth if s is easy else 0
+            done = replace(
+                s, num_tokens=s.num_tokens + accepted + 1, num_drafts=s.num_drafts + (depth > 0),
+                num_draft_tokens=s.num_draft_tokens + depth,
+                num_accepted_tokens=s.num_accepted_tokens + accepted,
+            )  # fmt: skip
+            easy, hard = (done, hard) if s is easy else (easy, done)
+    plans = planner.plan(StepView(121, 4.0, (easy, hard), 0, 0, 100))
+    assert plans["easy"].max_draft_tokens == 5
+    assert plans["hard"].max_draft_tokens < plans["easy"].max_draft_tokens
+
+
+def test_snapshots_travel_as_plain_values() -> None:
+    planner = StepPlanner()
+    planner.update(model().to_wire())
+    assert planner.plan(view(a=AUTO))["a"].method == "draft"
+    with pytest.raises(ValueError):
+        planner.update({"version": "nonsense"})
+
+
+numbers = st.integers(-5, 10_000)
+assignments = st.builds(
+    PolicyAssignment,
+    method=st.sampled_from(["baseline", "ngram", "draft", "eagle"]),
+    num_speculative_tokens=st.integers(-1, 20),
+    is_exact=st.booleans(),
+    is_pinned=st.booleans(),
+    hold_steps=st.integers(0, 3),
+)
+sequences = st.builds(
+    SequenceView,
+    seq_id=st.sampled_from("abcdef"),
+    policy=assignments,
+    label=st.sampled_from(["chat", "", "no such task"]),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
+    top_p=st.sampled_from([1.0, 0.5]),
+    num_tokens=numbers,
+    num_output_tokens=numbers,
+    num_remaining_tokens=numbers,
+    num_drafts=numbers,
+    num_draft_tokens=numbers,
+    num_accepted_tokens=numbers,
+    last_method=st.just("ngram"),
+    last_num_draft_tokens=numbers,
+    last_num_accepted_tokens=numbers,
+)
+views = st.builds(
+    StepView,
+    step=numbers,
+    now_s=st.floats(-10, 1e6),
+    sequences=st.lists(sequences, max_size=6).map(tuple),
+    num_prefill_tokens=st.integers(0, 600),
+    num_waiting=numbers,
+    num_free_blocks=numbers,
+)
+events = views | st.sampled_from(["shut", "open", "force", "release", "other", "model", "cold"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(events, max_size=25))
+def test_nothing_makes_it_raise(script: list[Any]) -> None:
+    planner = StepPlanner()
+    planner.use(model())
+    for event in script:
+        match event:
+            case "shut":
+                planner.set_shut([Shut("ngram", Reason.ACCEPTANCE_FLOOR, "chat")])
+            case "open":
+                planner.set_shut([])
+            case "force":
+                planner.set_force("baseline")
+            case "release":
+                planner.set_force(None)
+            case "other":
+                planner.use(model(methods={"ngram": 2}))
+            case "model":
+                planner.use(model(num_drifts=3))
+            case "cold":
+                planner.use(ModelView())
+            case StepView():
+                plans = planner.plan(event)
+                assert set(plans) <= {s.seq_id for s in event.sequences}
+                assert all(plan.max_draft_tokens >= 0 for plan in plans.values())

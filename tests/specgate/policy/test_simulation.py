@@ -40,8 +40,7 @@ def test_full_acceptance_with_slower_steps_is_turned_off_and_comes_back() -> Non
     assert engine.share_drafting(engine.now_s - 10) > 0.9
 
 
-@pytest.mark.parametrize("concurrency", [1, 16])
-@pytest.mark.parametrize("call_s", [0.004, 0.012, 0.03])
+@pytest.mark.parametrize(("concurrency", "call_s"), [(1, 0.004), (1, 0.012), (16, 0.004), (16, 0.03)])
 def test_auto_is_as_good_as_the_better_fixed_arm(concurrency: int, call_s: float) -> None:
     costs = replaced(Costs(), call_s=call_s)
 
@@ -50,7 +49,7 @@ def test_auto_is_as_good_as_the_better_fixed_arm(concurrency: int, call_s: float
             ScriptedEngine(
                 costs, {"draft": 0.7}, concurrency=concurrency, overrides=Overrides(policy=policy)
             ),
-            30, 40,
+            25, 30,
         )  # fmt: skip
 
     assert rate(None) >= 0.97 * max(rate("baseline"), rate("draft"))
@@ -105,10 +104,9 @@ def test_predictions_logged_before_each_step_explain_the_steps() -> None:
 
 @pytest.mark.parametrize("policy", ["baseline", "draft"])
 def test_fixed_arms_stay_fixed(policy: str) -> None:
-    engine = ScriptedEngine(
-        replaced(Costs(), **DEAR), {"draft": 0.9}, overrides=Overrides(policy=policy, num_speculative_tokens=None)
-    )
+    engine = ScriptedEngine(replaced(Costs(), **DEAR), {"draft": 0.9}, overrides=Overrides(policy=policy))
     engine.run(40)
-    assert engine.share_drafting(0) == (1.0 if policy == "draft" else 0.0) or policy == "draft"
+    share = engine.share_drafting(0)
+    assert share > 0.9 if policy == "draft" else share == 0.0
     assert engine.num_changes(0) == 0
     assert {reason for _, _, reason in engine.decisions} == {"override"}

@@ -1,0 +1,112 @@
+"""The optimiser against trying everything, on problems small enough for that."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router_models.types import DraftCoefficients, StepCoefficients
+from specgate.policy.step_choice import Prices, Rows, Settled, cost, solve
+
+
+def prices(token_s: float, call_s: float, above_s: float | None = None, knee: float | None = None) -> Prices:
+    step = StepCoefficients(
+        c0_s=0.02, c_seq_s=1e-4, c_tok_s=token_s, c_kv_s=0.0, c_sample_s=0.0,
+        c_tok_above_s=token_s if above_s is None else above_s, knee_tokens=knee, p0_s=0.02, p_tok_s=1e-3,
+        p_dec_s=1e-3, p_kv_s=0.0,
+        drafters={
+            "ngram": DraftCoefficients(d_seq_s=5e-5),
+            "draft": DraftCoefficients(d0_s=call_s, d_tok_s=1e-4, calls_per_token=1.0),
+        },
+        num_steps=100,
+    )  # fmt: skip
+    return Prices.of(step, [("ngram", 2), ("draft", 3)], 0.0)
+
+
+def make_rows(accept: list[tuple[float, float, float]], to: Prices) -> Rows:
+    """One sequence per (chance of a match, n-gram acceptance, draft acceptance)."""
+    n = len(accept)
+    tokens, drafted, extra = np.ones((n, 6)), np.zeros((n, 6)), np.zeros((n, 6))
+    for i, (match, a, b) in enumerate(accept):
+        for arm, (rate, chance) in zip(to.arms, ((match, a), (1.0, b)), strict=True):
+            for depth in range(1, arm.depth + 1):
+                column = arm.first + depth - 1
+                tokens[i, column] = 1 + rate * sum(chance**j for j in range(1, depth + 1))
+                drafted[i, column] = rate * depth
+                extra[i, column] = arm.seq_s + arm.token_s * rate * depth
+    return Rows(tokens, drafted, extra, np.zeros((n, 6)))
+
+
+def best_by_trying(rows: Rows, to: Prices, settled: Settled) -> float:
+    n = len(rows.tokens)
+    plans = (
+        cost(rows, to, np.array(columns, dtype=np.intp), settled)
+        for columns in itertools.product(range(6), repeat=n)
+    )
+    return max(plan.rate for plan in plans)
+
+
+chance = st.floats(0.0, 1.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    accept=st.lists(st.tuples(chance, chance, chance), min_size=1, max_size=3),
+    token_s=st.floats(1e-5, 0.02),
+    call_s=st.floats(1e-4, 0.03),
+)
+def test_no_plan_is_better(accept: list[tuple[float, float, float]], token_s: float, call_s: float) -> None:
+    to = prices(token_s, call_s)
+    rows = make_rows(accept, to)
+    settled = Settled(to.plain_s(len(accept), 0.0, 0.0), len(accept))
+    assert solve(rows, to, settled, 0.0, 12).rate >= best_by_trying(rows, to, settled) * (1 - 1e-6)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    accept=st.lists(st.tuples(chance, chance, st.floats(0.0, 0.9)), min_size=2, max_size=2),
+    token_s=st.floats(1e-5, 0.004),
+    above_s=st.floats(1e-5, 0.02),
+    knee=st.floats(2.0, 9.0),
+)
+def test_a_knee_costs_little(
+    accept: list[tuple[float, float, float]], token_s: float, above_s: float, knee: float
+) -> None:
+    to = prices(token_s, 0.003, above_s, knee)
+    rows = make_rows(accept, to)
+    settled = Settled(to.plain_s(len(accept), 0.0, 0.0), len(accept))
+    assert solve(rows, to, settled, 0.0, 12).rate >= 0.9 * best_by_trying(rows, to, settled)
+
+
+def test_calls_that_are_paid_for_anyway_are_free_for_the_others() -> None:
+    to = prices(1e-4, 0.03)
+    rows = make_rows([(0.0, 0.0, 0.8)], to)
+    alone = solve(rows, to, Settled(to.plain_s(1, 0, 0), 1), 0.0, 6)
+    beside = solve(rows, to, Settled(to.plain_s(2, 0, 0), 2, 3.0, 2.5, 0.0, depths=(0, 3)), 0.0, 6)
+    assert alone.column.tolist() == [0]
+    assert beside.column.tolist() == [5]
+
+
+def test_a_change_of_method_must_be_worth_its_penalty_and_plain_decoding_never_is_penalised() -> None:
+    to = prices(1e-3, 0.002)
+    rows = make_rows([(0.9, 0.6, 0.62)], to)
+    settled = Settled(to.plain_s(1, 0, 0), 1)
+    free = solve(rows, to, settled, 0.0, 6).column[0]
+    held = Rows(rows.tokens, rows.drafted, rows.extra_s, np.full((1, 6), 10.0))
+    held.penalty[0, 0] = 0.0
+    assert free > 0
+    assert solve(held, to, settled, 0.0, 6).column.tolist() == [0]
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32])
+def test_the_price_of_tokens_rises_with_the_batch(batch: int) -> None:
+    to = prices(2e-3, 0.004)
+    rows = make_rows([(1.0, 0.7, 0.7)] * batch, to)
+    plan = solve(rows, to, Settled(to.plain_s(batch, 0, 0), batch), 0.0, 8)
+    assert plan.rate >= batch / (to.plain_s(batch, 0, 0) + to.tokens_s(batch))
+    if batch == 32:
+        assert plan.num_drafted < 1.5 * batch  # deep drafts are for idle machines
