@@ -68,7 +68,7 @@ class RolloutConfig:
     stages_percent: tuple[float, ...] = setting(
         (1.0, 5.0, 25.0, 50.0, 100.0), "the candidate's share, rising"
     )
-    min_samples: int = setting(5000, "requests of each arm before a stage may be passed", ge=1)
+    min_samples: int = setting(7000, "requests of each arm before a stage may be passed", ge=1)
     min_stage_s: float = setting(3600.0, "seconds before a stage may be passed", ge=0)
     batch_samples: int = setting(50, "requests of each arm that make one observation", ge=10, le=1000)
     error_chance: float = setting(0.05, "of a false rollback, over all stages and guardrails", gt=0, le=0.4)
