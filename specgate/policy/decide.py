@@ -247,7 +247,9 @@ def _candidate(
             policy, facts.task, facts.length, facts.known.acceptance_p50, rules, facts.methods
         ) or choice.closed  # fmt: skip
     elif choice.reason is Reason.PREDICTED_FASTEST and option is not None:
-        why = why_not_best(option, options[choice.policy], rules.objective, choice.closed)
+        why = why_not_best(
+            option, options[choice.policy], facts.overrides.objective or rules.objective, choice.closed
+        )
     forecast = option.forecast if option is not None else None
     return Candidate(
         policy=policy,
