@@ -10,8 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from engine.types import BASELINE
-
 NUM_TASKS_SHOWN = 3
 
 Explanation = Mapping[str, Any]
@@ -45,16 +43,15 @@ def facts(explanation: Explanation) -> Iterator[str]:
 
 
 def one_line(explanation: Explanation) -> str:
-    """The decision in one line: what was believed, and why each other drafter was not taken."""
+    """The decision in one line: what was believed, and why each other policy was not taken."""
     task = str(explanation.get("task"))
     probability = (explanation.get("task_probabilities") or {}).get(task)
     length: Mapping[str, float] = explanation.get("output_tokens") or {}
     words = [task if probability is None else f"{task} {probability:.2f}"]
     words += [f"output {'/'.join(length)} {'/'.join(f'{value:.0f}' for value in length.values())}"]
-    drafters = [c for c in explanation.get("candidates") or () if c["policy"] != BASELINE]
-    others = [c for c in drafters if c["policy"] != explanation.get("policy")]
+    others = [c for c in explanation.get("candidates") or () if c["policy"] != explanation.get("policy")]
     reasons = [f"not {c['policy']}: {c['why_not']}" for c in others if c.get("why_not")]
-    return "; ".join([", ".join(words), *reasons])
+    return " | ".join([", ".join(words), *reasons])
 
 
 def number(value: Any) -> str:
