@@ -34,6 +34,8 @@ _PACE_S = 30.0
 class GuardMetrics(Protocol):
     """Where doors are shown."""
 
+    def door_stands(self, guard: Reason, policy: str, task: str | None, state: DoorState) -> None: ...
+
     def door_moved(self, change: Change) -> None: ...
 
 
@@ -70,6 +72,7 @@ class Guarding:
         self._clock = around.clock
         self._done_s: deque[float] = deque(maxlen=1000)
         self._told: tuple[Shut, ...] = ()
+        self._shown: set[tuple[Reason, str, str | None]] = set()
 
     def stepped(self, record: StepRecord) -> None:
         """To be given every step's record."""
@@ -100,7 +103,11 @@ class Guarding:
             requests_done_per_s=self._pace(),
             costs=self._around.costs(),
         )
-        for change in self._panel.look(now):
+        changes = self._panel.look(now)
+        for key in self._panel.doors.keys() - self._shown:  # from now on the series is there
+            self._shown.add(key)
+            self._around.metrics.door_stands(*key, DoorState.ALLOWED)
+        for change in changes:
             self._around.metrics.door_moved(change)
             whom = f"{change.policy} for {task_name(change.task) or 'all tasks'}"
             only = "" if change.is_enforced else " (observed only)"

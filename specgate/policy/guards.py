@@ -121,6 +121,11 @@ class GuardPanel:
         """What may not draft now."""
         return self._shut
 
+    @property
+    def doors(self) -> Mapping[tuple[Reason, str, str | None], Door]:
+        """By guard, policy and task."""
+        return self._doors
+
     def look(self, now: Conditions) -> list[Change]:
         """Read every guard and move the doors. Cheap enough to be called for each request."""
         changes = self._look_at(self._ambient(now), now)

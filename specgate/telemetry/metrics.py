@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from engine.types import BASELINE, StepRecord
 from specgate.policy.door import DoorState
 from specgate.policy.guards import Change, task_name
+from specgate.policy.reasons import Reason
 from specgate.types import RequestOutcome
 
 _SHORT_S = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -232,10 +233,14 @@ class Metrics:
 
     # --- feeding ---------------------------------------------------------------------------
 
+    def door_stands(self, guard: Reason, policy: str, task: str | None, state: DoorState) -> None:
+        """Where a guard's door is. Tasks: "" for all, "mixed" for requests of no certain task."""
+        level = {DoorState.ALLOWED: 0, DoorState.PROBING: 1, DoorState.SHUT: 2}[state]
+        self._of(self.guard_state, guard.value, policy, task_name(task) or "").set(level)
+
     def door_moved(self, change: Change) -> None:
         """A guard shut a policy, or let it in again."""
-        level = {DoorState.ALLOWED: 0, DoorState.PROBING: 1, DoorState.SHUT: 2}[change.after]
-        self._of(self.guard_state, change.guard.value, change.policy, task_name(change.task) or "").set(level)
+        self.door_stands(change.guard, change.policy, change.task, change.after)
         if change.after is DoorState.SHUT:
             self._of(self.guard_trips, change.guard.value, change.kind).inc()
 

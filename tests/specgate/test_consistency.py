@@ -45,6 +45,9 @@ async def test_an_equal_answer_is_a_match_and_costs_one_generation() -> None:
         doors = (await server.client.get("/admin/state")).json()["models"][MODEL]["guards"]
         door = next(d for d in doors if d["guard"] == "consistency_guard")
         assert (door["policy"], door["state"], door["reading"]) == ("ngram", "allowed", 0)
+        assert 'guard_state{guard="consistency_guard",policy="ngram",task=""} 0.0' in (
+            await server.client.get("/metrics")
+        ).text
         await server.settled()
 
 
