@@ -74,6 +74,8 @@ def _print_verdict(console: Console, document: Mapping[str, Any]) -> None:
             console.print(
                 f"{row['cell']}, {row['arm']}: {example}", style="red", highlight=False, soft_wrap=True
             )
+    for note in document["meta"]["notes"]:
+        console.print(note, style="yellow", highlight=False, soft_wrap=True)
     if "largest_concurrency" in document["meta"]:
         found = document["meta"]["largest_concurrency"]
         text = "none: not even one request at a time meets them" if found is None else str(found)

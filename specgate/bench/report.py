@@ -16,6 +16,7 @@ from specgate.bench.runner import Cell, Measured
 from specgate.bench.stats import percentiles
 from specgate.bench.summary import acceptance_per_position, rates, summarise
 
+LATE_MS = 50.0  # of the load generator itself; from here on a report says so
 JSON_NAME, HTML_NAME = "report.json", "report.html"
 
 
@@ -23,10 +24,16 @@ def build_report(
     kind: str, meta: Mapping[str, Any], measured: Measured, arms: Sequence[str], slo: Slo
 ) -> dict[str, Any]:
     """The report's document: meta, one row per cell and arm, regret, latency model."""
-    lags = [sample.record.send_lag_ms for sample in measured.samples]
+    lag = percentiles([sample.record.send_lag_ms for sample in measured.samples])
+    notes = list(meta.get("notes", ()))
+    if (lag["p95"] or 0.0) > LATE_MS:
+        notes.append(
+            f"The load generator was late: 5 % of the requests left more than {lag['p95']:.0f} ms after they "
+            "were due. Something else kept this machine busy, and the times below hold that too."
+        )
     return {
         "kind": kind,
-        "meta": {**meta, "arms": list(arms), "client": {"send_lag_ms": percentiles(lags)}},
+        "meta": {**meta, "notes": notes, "arms": list(arms), "client": {"send_lag_ms": lag}},
         "rows": [_row(cell, arm, measured, slo) for cell in measured.cells() for arm in arms],
         "regret": regret(measured, arms),
         "acceptance": {arm: _acceptance(measured, arm) for arm in arms},

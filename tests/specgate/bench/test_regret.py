@@ -18,8 +18,15 @@ SLOW, FAST = Cell("a", "greedy", 1.0, 0.2), Cell("b", "greedy", 5.0, 1.1)
 def record(arm: str, job: str, e2e_ms: float | None = 1.0, task: str = "chat", **fields: object) -> Record:
     policy = "ngram" if arm == "auto" else arm
     told = {"policy": policy, "num_target_steps": 4, "policy_changes": []}
-    base = {"e2e_ms": e2e_ms, "ttft_ms": 1.0, "num_output_tokens": 10, "policy": policy, "specgate": told}
-    return Record(job, job, task, arm, 0.0, 0.0, **(base | fields))  # type: ignore[arg-type]
+    base = {
+        "send_lag_ms": 0.0,
+        "e2e_ms": e2e_ms,
+        "ttft_ms": 1.0,
+        "num_output_tokens": 10,
+        "policy": policy,
+        "specgate": told,
+    }
+    return Record(job, job, task, arm, 0.0, **(base | fields))  # type: ignore[arg-type]
 
 
 def measured(times: dict[Cell, dict[str, list[float]]]) -> Measured:
@@ -130,6 +137,14 @@ def test_the_report_has_the_promised_shape() -> None:
     assert row["goodput_per_s"] == pytest.approx(6 / 2.0)
     assert set(row["by_task"]) == {"chat"}
     assert set(document["latency_model"]) == {"r2", "mape"}
+
+
+def test_a_late_load_generator_is_owned_up_to() -> None:
+    samples = tuple(Sample(SLOW, "s", record("auto", str(i), send_lag_ms=80.0)) for i in range(5))
+    late = Measured(samples, (Turn(SLOW, "auto", 1.0),))
+    (note,) = build_report("run", {}, late, ("auto",), Slo())["meta"]["notes"]
+    assert "more than 80 ms after they were due" in note
+    assert build_report("run", {}, measured(TIMES), ARMS, Slo())["meta"]["notes"] == []
 
 
 def test_every_arm_starts_as_often_as_the_others() -> None:
