@@ -20,18 +20,26 @@ class ViewCosts:
         self._step = view.step if view.step is not None and view.step.num_steps >= MIN_STEPS else None
         self._load = workload(view)
         self._book = CurveBook(view.curves)
+        self._plain: RequestCost | None = None
+        if self._step is not None:
+            self._plain = request_cost(self._step, BASELINE, 0, 1.0, self._load)
+        self._ratios: dict[str, float | None] = {}
 
     def capacity_ratio(self, policy: str) -> float | None:
         """C2R for the typical request; None while the model, or what it knows of `policy`, is young."""
-        plain = self._plain()
+        if policy not in self._ratios:
+            self._ratios[policy] = self._capacity_ratio(policy)
+        return self._ratios[policy]
+
+    def _capacity_ratio(self, policy: str) -> float | None:
         curve = self._book.find(policy, None, "greedy")
-        if self._step is None or plain is None or curve is None or plain.c2_s <= 0:
+        if self._step is None or self._plain is None or curve is None or self._plain.c2_s <= 0:
             return None
         if self._view.num_steps.get(policy, 0.0) < MIN_STEPS:
             return None
         depth = min(self._view.methods.get(policy, 0), len(curve.expected_tokens) - 1)
         drafted, expected = curve.drafted_tokens[depth], curve.expected_tokens[depth]
-        return request_cost(self._step, policy, drafted, expected, self._load).c2_s / plain.c2_s
+        return request_cost(self._step, policy, drafted, expected, self._load).c2_s / self._plain.c2_s
 
     def floor_tokens(self, policy: str, batch: float, depth: float) -> float | None:
         """See `router_models.cost.floor_tokens`."""
@@ -42,11 +50,7 @@ class ViewCosts:
 
     def rho(self, requests_per_s: float) -> float | None:
         """lam * C2 of plain decoding."""
-        plain = self._plain()
-        return None if plain is None else requests_per_s * plain.c2_s
-
-    def _plain(self) -> RequestCost | None:
-        return None if self._step is None else request_cost(self._step, BASELINE, 0, 1.0, self._load)
+        return None if self._plain is None else requests_per_s * self._plain.c2_s
 
 
 class LatestCosts:

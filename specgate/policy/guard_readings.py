@@ -20,7 +20,9 @@ from specgate.config.guards import AcceptanceGuard, DrafterGuard, LatencyGuard
 from specgate.policy.door import Reading
 from specgate.types import RequestOutcome
 
-_MAX_SAMPLES = 500  # of one window: enough for a p95, and quick to sort
+_MAX_SAMPLES = 300  # of one window: enough for a p95, and quick to sort
+_WHOLE_MODEL = 3  # times the drafts of a task, before a policy is shut for all tasks
+_FRESH_PER_LOOK = 3  # latency readings taken anew in one look: the event loop has other work
 _KEPT_S = 2.0  # a latency reading without new requests is good for so long
 _SURE = 3.0  # standard errors
 Scope = tuple[str, str | None]  # policy, task (None: all)
@@ -113,6 +115,7 @@ class LatencyBook:
         self._bands: dict[str, set[int]] = {}  # seen, by task
         self._num: dict[tuple[str, str], int] = {}  # requests so far, by policy and task
         self._kept: dict[tuple[str, str], tuple[tuple[object, ...], float, Reading | None]] = {}
+        self._num_fresh = 0
 
     def add(self, outcome: RequestOutcome, now_s: float) -> None:
         """A finished request that kept its policy throughout."""
@@ -131,9 +134,14 @@ class LatencyBook:
             for value in quantity.of(outcome):
                 window.add(now_s, math.log(value))
 
-    def scopes(self) -> set[Scope]:
-        """Policies other than baseline, with each task they ran for."""
-        return {(policy, task) for policy, task in self._num if policy != BASELINE}
+    def begin_look(self) -> None:
+        """A new look: some readings may be taken anew, the oldest first."""
+        self._num_fresh = _FRESH_PER_LOOK
+
+    def scopes(self) -> list[Scope]:
+        """Policies other than baseline, with each task they ran for; those longest unread first."""
+        scopes = [scope for scope in self._num if scope[0] != BASELINE]
+        return sorted(scopes, key=lambda scope: self._kept[scope][1] if scope in self._kept else -math.inf)
 
     def lacks_control(self, policy: str, task: str, num_prompt_tokens: int, now_s: float) -> bool:
         """Enough of `policy` ran to be judged, and too little of baseline to judge it by."""
@@ -155,6 +163,9 @@ class LatencyBook:
         kept = self._kept.get((policy, task))
         if kept is not None and kept[0] == state and now_s - kept[1] < _KEPT_S:
             return kept[2]
+        if kept is not None and kept[0][2:] == state[2:] and self._num_fresh <= 0:
+            return kept[2]
+        self._num_fresh -= 1
         reading = self._worst(policy, task, (now_s, since_s), probe_samples)
         self._kept[policy, task] = state, now_s, reading
         return reading
@@ -228,7 +239,7 @@ class _Drafted:
     num_drafts: int
     num_draft_tokens: int
     num_accepted: int
-    num_reached: int | None  # None: not told
+    num_reached: float  # draft tokens that verification came to
     batch: float
 
 
@@ -245,14 +256,13 @@ class AcceptanceBook:
         self._batch = max(1.0, float(record.num_decode_sequences))
         for work in record.drafts:
             if work.num_draft_tokens:
+                # At least so many drafts were refused: each loses no more than its own length.
+                lost = work.num_draft_tokens - work.num_accepted_tokens
+                reached = work.num_accepted_tokens + lost * work.num_sequences / work.num_draft_tokens
                 drafted = _Drafted(
-                    now_s,
-                    work.num_sequences,
-                    work.num_draft_tokens,
-                    work.num_accepted_tokens,
-                    None,
+                    now_s, work.num_sequences, work.num_draft_tokens, work.num_accepted_tokens, reached,
                     self._batch,
-                )
+                )  # fmt: skip
                 self._put((work.method, None), drafted)
 
     def add(self, outcome: RequestOutcome, now_s: float) -> None:
@@ -284,13 +294,14 @@ class AcceptanceBook:
         accepted = sum(item.num_accepted for item in items)
         depth = sum(item.num_draft_tokens for item in items) / num
         batch = sum(item.batch * item.num_drafts for item in items) / num
-        least = (
-            self._config.min_drafts if probe_samples is None else min(self._config.min_drafts, probe_samples)
-        )
+        least = self._config.min_drafts
+        if probe_samples is not None:
+            least = min(least, probe_samples)
+        elif scope[1] is None:
+            least *= _WHOLE_MODEL  # tasks are judged on their own first
         readings = []
-        reached = [item.num_reached for item in items if item.num_reached is not None]
-        num_reached = sum(reached)
-        if len(reached) == len(items) and num_reached:
+        num_reached = sum(item.num_reached for item in items)
+        if num_reached:
             share = accepted / num_reached
             floor = self._config.min_acceptance
             readings.append(Reading(share, floor, "acceptance", num, least, True, "acceptance", "acceptance"))

@@ -236,6 +236,7 @@ class GuardPanel:
     def _measured(self, now: Conditions) -> dict[_Key, Reading | None]:
         """Guards on what a policy did, where it was tried."""
         out: dict[_Key, Reading | None] = {}
+        self._latency.begin_look()
         for policy, task in self._latency.scopes():
             key: _Key = (Reason.LATENCY_GUARD, policy, task)
             assert task is not None

@@ -151,14 +151,22 @@ def test_errors_while_probing_shut_for_longer() -> None:
 def test_acceptance_below_the_load_dependent_floor_shuts_at_once_by_steps() -> None:
     panel = GuardPanel(CONFIG, LIMITS)
     costs = Costs(floor=1.2)
-    for _ in range(30):
+    for _ in range(90):
         panel.add_step(step(DraftWork("draft", 4, 1, 4, 1), batch=1), 1.0)  # E = 2 at a floor of 1.3
     assert trips(panel.look(at(1, costs))) == []
     for _ in range(30):
         panel.add_step(step(DraftWork("draft", 4, 16, 64, 16), batch=16), 2.0)  # E = 2, floor 2.8
     changes = panel.look(at(2, costs))
     assert trips(changes) == [("acceptance_floor", "draft", None)]
-    assert "floor at B=15" in changes[0].why
+    assert "floor at B=" in changes[0].why
+    blind = GuardPanel(replace(CONFIG, acceptance=AcceptanceGuard(min_acceptance=0.3)), LIMITS)
+    for _ in range(90):
+        blind.add_step(step(DraftWork("draft", 4, 1, 4, 0)), 1.0)  # no model is needed for this
+    assert trips(blind.look(at(1))) == [("acceptance_floor", "draft", None)]
+    good = GuardPanel(replace(CONFIG, acceptance=AcceptanceGuard(min_acceptance=0.3)), LIMITS)
+    for accepted in (0, 1, 4) * 30:
+        good.add_step(step(DraftWork("draft", 4, 1, 4, accepted)), 1.0)
+    assert trips(good.look(at(1))) == []
 
 
 def test_acceptance_has_a_static_floor_per_task_without_any_model() -> None:
