@@ -103,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _serve(args: argparse.Namespace) -> int:
     from specgate.app import run
+    from specgate.errors import ConfigError
 
     settings = list(args.settings)
     settings += [f"server.host={args.host}"] if args.host is not None else []
@@ -111,6 +112,8 @@ def _serve(args: argparse.Namespace) -> int:
     config = _load(args.config, settings)
     try:
         return run(config)
+    except ConfigError as error:  # in a rollout's file
+        raise CommandError(str(error), WRONG_USE) from error
     except OSError as error:
         raise CommandError(f"cannot serve: {error}; give another --host or --port") from error
 

@@ -232,3 +232,10 @@ async def test_the_command_line_acts(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert "answered 409: The rollout trial is rolled_back" in said
         code, said = await canary("status", "other")
         assert (code, "there is no rollout 'other'; there are: trial" in said) == (1, True)
+
+
+def test_serve_refuses_a_folder_that_is_none_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--port", "0", "--set", f"canary.folder={tmp_path / 'none'}"]) == 2
+    assert "canary.folder: " in capsys.readouterr().err
