@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 CODE = "def area(radius):\n    return 3.14 * radius * radius\n"
 PROMPTS = {
-    "fact": "What is the capital of France?",
+    "fact": "What is the capital of France? Answer in one short sentence.",
     "edit": f"Rename the parameter to r and repeat the whole function:\n```python\n{CODE}```",
     "chinese": "用中文写一句关于春天的话。",
     "question": f"Context: {'The bridge was opened in 1932 by the mayor. ' * 8}\nWhen was the bridge opened?",
