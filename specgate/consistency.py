@@ -123,7 +123,7 @@ class ConsistencyChecker:
         result = "mismatch" if difference is not None else "match" if is_whole else "abandoned"
         if difference is not None:
             logger.warning(
-                "request %s: token %d under %s is %s, under baseline %s, whose lead over the second best is %s",
+                "request %s: token %d under %s is %s, under baseline %s, whose lead over the next best is %s",
                 check.request.request_id, difference.at, check.policy, difference.was, difference.plain,
                 "unknown" if difference.gap is None else f"{difference.gap:.2g} nats",
             )  # fmt: skip
