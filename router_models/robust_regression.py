@@ -2,7 +2,9 @@
 
 `y = sum_i theta_i * x_i`, theta >= 0, errors relative to y. Around the least squares stand: less
 weight for outliers (Huber 1964), a running relative spread, a drift test that rescales the model
-and doubts it, and one knee in one regressor where the data show it to be needed.
+and doubts it, and one knee in one regressor where the data show it to be needed. A machine is not
+equally fast from second to second: the last residuals' mean scales what is predicted next, but is
+kept out of what is learned.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from router_models.least_squares import Array, DiscountedNormalEquations
 _FLOOR_S = 1e-7  # nothing measured is shorter
 _MIN_SPREAD, _FIRST_SPREAD = 0.01, 0.2
 _HUBER = 2.0  # standard deviations beyond which an outcome loses weight
+_PACE = 0.2  # weight of an outcome in how fast the machine is just now
+_MAX_PACE = 0.7  # of its logarithm
 _REFIT_EVERY = 16  # outcomes between two refits of the rival knees
 _KEPT = 0.03  # of the evidence after a drift: not all parts of a step change by the same factor
 _DOUBTED = 64  # outcomes after a drift in which the model, not the outcome, counts as the outlier
@@ -57,7 +61,9 @@ class RobustRegression:
         self._theta: Array = np.zeros((len(self._rivals), len(scales)))
         self._loss: Array = np.zeros(len(self._rivals))
         self._chosen = 0
-        self._variance = _FIRST_SPREAD**2
+        self._variance = _FIRST_SPREAD**2  # around the learned part alone
+        self._pace = 0.0  # logarithm: above 0, steps take longer just now than they usually do
+        self._pace_variance = _FIRST_SPREAD**2  # around what was predicted
         self._recent: list[float] = []
         self._drift = PageHinkley()
         self._num_since_drift = _DOUBTED + 1
@@ -72,6 +78,10 @@ class RobustRegression:
     @property
     def spread(self) -> float:
         """Relative standard deviation of outcomes around predictions."""
+        return math.sqrt(max(self._pace_variance, _MIN_SPREAD**2))
+
+    @property
+    def _usual_spread(self) -> float:
         return math.sqrt(max(self._variance, _MIN_SPREAD**2))
 
     def expand(self, x: Sequence[float], knee: float | None) -> Array:
@@ -87,14 +97,19 @@ class RobustRegression:
         return row
 
     def coefficients(self) -> Array:
-        """Of the chosen rival, in seconds per unit. [len(all_names)]"""
+        """Of the chosen rival, in seconds per unit, at the usual pace. [len(all_names)]"""
         theta: Array = self._theta[self._chosen]
+        return theta
+
+    def coefficients_now(self) -> Array:
+        """The same at the machine's present pace: what predictions are made of."""
+        theta: Array = self._theta[self._chosen] * math.exp(self._pace)
         return theta
 
     def predict(self, x: Sequence[float]) -> tuple[float, float]:
         """Mean and standard deviation of y."""
         row = self.expand(x, self.knee)
-        mean = float(row @ self._theta[self._chosen])
+        mean = float(row @ self.coefficients_now())
         doubt = self._equations.doubt(self._chosen, row)
         return mean, self.spread * math.sqrt(mean * mean + doubt)
 
@@ -111,7 +126,8 @@ class RobustRegression:
         if self.num_outcomes >= 3:
             predicted = np.maximum((rows * self._theta).sum(axis=1), _FLOOR_S)
             weight = self._judge(np.log(y / predicted))
-        center = y if self.num_outcomes < 3 else max(float(rows[self._chosen] @ self.coefficients()), 0.1 * y)
+        usual = float(rows[self._chosen] @ self._theta[self._chosen])
+        center = y if self.num_outcomes < 3 else max(usual, 0.1 * y)
         self._equations.update(rows, y, weight / center**2)
         self.num_outcomes += 1
         self._refit()
@@ -119,19 +135,28 @@ class RobustRegression:
     def _judge(self, residuals: Array) -> float:
         """Learn from the log residuals of all rivals; returns this outcome's weight."""
         r = float(residuals[self._chosen])
-        clipped = np.clip(residuals, -4 * self.spread, 4 * self.spread)
+        spread = self._usual_spread
+        self._keep_pace(r)
+        clipped = np.clip(residuals, -4 * spread, 4 * spread)
         squares = clipped**2
         first = 1.0 / (self.num_outcomes + 1)
         self._loss += max(0.01, first) * (squares - self._loss)
         self._variance += max(0.02, first) * (float(squares[self._chosen]) - self._variance)
         self._recent = [*self._recent[1 - _RECENT :], r]
-        z = r / self.spread
+        z = r / spread
         if self._drift.observe(z):
             self._follow_drift()
             return 1.0
         self._num_since_drift += 1
         is_doubted = self._num_since_drift <= _DOUBTED
         return 1.0 if abs(z) <= _HUBER or is_doubted else _HUBER / abs(z)
+
+    def _keep_pace(self, r: float) -> None:
+        """Follow the last residuals, and how far off that was."""
+        miss = max(-4 * self.spread, min(r - self._pace, 4 * self.spread))
+        first = 1.0 / (self.num_outcomes + 1)
+        self._pace_variance += max(0.02, first) * (miss**2 - self._pace_variance)
+        self._pace = max(-_MAX_PACE, min(self._pace + _PACE * miss, _MAX_PACE))
 
     def _follow_drift(self) -> None:
         shift = float(np.median(self._recent[-_RECENT:]))
@@ -142,6 +167,7 @@ class RobustRegression:
         self._equations.rescale(math.exp(shift), keep=_KEPT)
         self._variance = max(self._variance, 0.1**2)
         self._theta *= math.exp(shift)
+        self._pace = 0.0
 
     def _refit(self) -> None:
         if self.num_outcomes % _REFIT_EVERY == 0 or self.num_outcomes <= 3:
@@ -168,6 +194,8 @@ class RobustRegression:
             "num_outcomes": self.num_outcomes,
             "num_drifts": self.num_drifts,
             "variance": self._variance,
+            "pace": self._pace,
+            "pace_variance": self._pace_variance,
             "chosen": self._chosen,
             "theta": self._theta.tolist(),
             "loss": self._loss.tolist(),
@@ -185,6 +213,8 @@ class RobustRegression:
             chosen, recent = int(state["chosen"]), [finite("recent", float(r)) for r in state["recent"]]
             counts = int(state["num_outcomes"]), int(state["num_drifts"]), int(state["num_since_drift"])
             variance = finite("variance", float(state["variance"]))
+            pace = finite("pace", float(state["pace"]))
+            pace_variance = finite("pace_variance", float(state["pace_variance"]))
             names = tuple(state["coefficients"])
             drift, equations = state["drift"], state["equations"]
         except (KeyError, TypeError, ValueError) as error:
@@ -198,4 +228,5 @@ class RobustRegression:
         self._equations.load(equations)
         self._theta, self._loss, self._chosen = theta, loss, chosen
         self._recent, self._variance = recent, variance
+        self._pace, self._pace_variance = pace, pace_variance
         self.num_outcomes, self.num_drifts, self._num_since_drift = counts

@@ -224,7 +224,7 @@ def _check(x: StepFeatures, y: StepTiming) -> None:
 
 
 def _effects(prefix: str, model: RobustRegression, row: Sequence[float]) -> list[Effect]:
-    triples = zip(model.spec.all_names, row, model.coefficients().tolist(), strict=True)
+    triples = zip(model.spec.all_names, row, model.coefficients_now().tolist(), strict=True)
     return [Effect(prefix + name, value, c, value * c) for name, value, c in triples if value or not prefix]
 
 

@@ -26,7 +26,6 @@ from specgate.policy.view import ModelView
 _LOOK_EVERY = 8  # steps between two looks at probes and at what requests themselves have shown
 _PROBE_STEPS, _MIN_PROBE_STEPS = 6, 3
 _PLAIN: ArmKey = (BASELINE, "")
-_PROBE_DEPTH = 2  # at least; a single draft token tells little
 _MIN_PROBED_TOKENS = 16  # that a sequence must still have to go
 _BUSY_FACTOR, _IDLE_FACTOR = 3.0, 10.0  # times its prediction: more of a pause was no work; was idleness
 _ROUNDS_NEW = 3  # of the price, when the batch is another
@@ -342,8 +341,7 @@ class StepPlanner:
             self._probes.put_off(key, now_s)
             return False
         seat = min(seats, key=lambda s: s.view.num_tokens)  # the shortest to read for a drafter
-        gain = table.tokens[seat.row, arm.columns] - self._rate * table.own_s(seat, arm)
-        column = arm.first + max(int(gain.argmax()), min(_PROBE_DEPTH, arm.depth) - 1)
+        column = arm.first + arm.depth - 1  # deep drafts tell most of what tokens and calls cost
         credit_s = self._probes.credit_s - catch_up_s(table.step, arm.method, seat.view.num_tokens)
         num_steps = _PROBE_STEPS
         while credit_s < num_steps * self._probe_s(seat, number, column, table):
