@@ -27,7 +27,7 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def model() -> CausalLM:
-    return load_model(SOURCE)
+    return load_model(SOURCE, dtype="float32")
 
 
 @pytest.fixture(scope="module")

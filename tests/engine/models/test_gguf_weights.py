@@ -74,7 +74,7 @@ def test_logits_equal_those_of_the_dequantised_weights(family: str, quant: Quant
     expected = build_model(
         spec, DictWeights(rounded(state, quant)), device=torch.device("cpu"), dtype=torch.float32
     )
-    loaded = load_model(str(path))
+    loaded = load_model(str(path), dtype="float32")
     assert replace(loaded.spec, name=spec.name) == replace(spec, rms_norm_eps=loaded.spec.rms_norm_eps)
     ids = random_ids(50, spec.vocab_size)
     # Permuting rows and quantising rows commute, so only the addition order may differ.
@@ -118,7 +118,7 @@ def test_llama3_scaling_comes_from_rope_freqs(tmp_path: Path) -> None:
     assert divisors[0] == 1.0
     assert divisors[-1] == pytest.approx(8.0)
     path = write_gguf(tmp_path / "tiny.gguf", spec, state, rope_freqs=divisors)
-    loaded = load_model(str(path))
+    loaded = load_model(str(path), dtype="float32")
     assert isinstance(loaded.spec.rope.scaling, StoredDivisors)
     ids = random_ids(200, spec.vocab_size)
     found, expected = one_shot_logits(loaded, ids), one_shot_logits(random_model(spec, seed=2), ids)
@@ -135,7 +135,10 @@ def test_linear_scaling_comes_from_metadata(tmp_path: Path) -> None:
     }
     path = write_gguf(tmp_path / "tiny.gguf", spec, random_weights(spec, seed=2), extra=extra)
     ids = random_ids(100, spec.vocab_size)
-    found, expected = one_shot_logits(load_model(str(path)), ids), one_shot_logits(random_model(spec, 2), ids)
+    found, expected = (
+        one_shot_logits(load_model(str(path), dtype="float32"), ids),
+        one_shot_logits(random_model(spec, 2), ids),
+    )
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
