@@ -39,6 +39,7 @@ from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.logs import set_up_logging
 from specgate.telemetry.metrics import LiveReadings, Metrics
 from specgate.telemetry.process import ProcessReader
+from specgate.turnstile import Turnstile
 from specgate.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ def build_app(
             rollouts,
         ),
         parser=Parser(config.requests),
+        turnstile=Turnstile(),
         switches=switches,
         metrics=metrics,
         log=log,

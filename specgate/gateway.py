@@ -15,6 +15,7 @@ from specgate.pipeline import Pipeline, ServedModel, Switches
 from specgate.rollouts import Rollouts
 from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.metrics import Metrics
+from specgate.turnstile import Turnstile
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Gateway:
     models: Mapping[str, ServedModel]
     pipeline: Pipeline
     parser: Parser
+    turnstile: Turnstile
     switches: Switches
     metrics: Metrics
     log: DecisionLog

@@ -72,6 +72,7 @@ async def explain(http: web.Request) -> web.Response:
     """POST /admin/explain: what would be decided for this body. Runs nothing. A request that would be
     refused is explained too: `refused` holds the error, and no candidate is allowed."""
     gateway = http.app[GATEWAY]
+    await gateway.turnstile.enter()
     body = await read_json(http, gateway.config)
     if "model" not in body and len(gateway.models) == 1:
         body["model"] = next(iter(gateway.models))

@@ -55,6 +55,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
 async def _generate(http: web.Request, endpoint: _Endpoint) -> web.StreamResponse:
     gateway = http.app[GATEWAY]
     arrival_s = gateway.clock.monotonic()
+    await gateway.turnstile.enter()
     try:
         body = await read_json(http, gateway.config)
         size = http.content_length or gateway.config.server.max_body_bytes
