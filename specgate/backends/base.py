@@ -86,7 +86,7 @@ class Backend(Protocol):
         ...
 
     def set_shut(self, entries: tuple[Shut, ...]) -> None:
-        """Policies that may not draft: running requests follow at their next step. Replaces the list before."""
+        """Policies that may not draft: running requests follow at their next step. Replaces the last list."""
         ...
 
     def push_snapshot(self, state: dict[str, Any]) -> None:
