@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 from specgate.turnstile import Turnstile
 from tests.specgate.gateway import running
@@ -22,7 +23,7 @@ async def test_few_enter_per_turn_in_order_and_all_do() -> None:
         await asyncio.sleep(0)
         seen.append(len(entered))
     assert entered == list(range(NUM))
-    assert max(after - before for before, after in zip(seen, seen[1:], strict=False)) <= 3
+    assert max(after - before for before, after in pairwise(seen)) <= 3
     await asyncio.gather(*visitors)
 
 
@@ -45,7 +46,7 @@ async def test_requests_that_arrive_at_once_do_not_begin_at_once() -> None:
             while seen[-1] < NUM:
                 await asyncio.sleep(0)
                 seen.append(server.fake.num_started)
-        assert max(after - before for before, after in zip(seen, seen[1:], strict=False)) <= 4
+        assert max(after - before for before, after in pairwise(seen)) <= 4
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
