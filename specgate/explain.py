@@ -16,14 +16,35 @@ Explanation = Mapping[str, Any]
 
 
 def render(explanation: Explanation, *, is_past: bool) -> RenderableType:
-    """What would be (`is_past`: was) decided, then one row per candidate, then the chosen one's terms."""
+    """What would be (`is_past`: was) decided, what came of it, a row per candidate, and their terms."""
     parts: list[RenderableType] = [_headline(explanation, is_past=is_past)]
     parts += [Text(line) for line in facts(explanation)]
+    parts += [Text(line) for line in outcome(explanation)]
     candidates = explanation.get("candidates") or ()
+    chosen = str(explanation.get("policy", ""))
     if candidates:
-        parts.append(_candidates_table(candidates, str(explanation.get("policy", ""))))
-    parts += [_terms_table(c) for c in candidates if c.get("terms")]
+        parts.append(_candidates_table(candidates, chosen))
+    told = [candidate for candidate in candidates if candidate.get("terms")]
+    if told:
+        parts.append(_terms_table(sorted(told, key=lambda c: c["policy"] != chosen)))
     return Group(*parts)
+
+
+def outcome(explanation: Explanation) -> Iterator[str]:
+    """How a past request ended, beside what was predicted; nothing for one that did not run."""
+    timings: Mapping[str, float | None] = explanation.get("timings") or {}
+    predicted: Mapping[str, float | None] = explanation.get("predicted") or {}
+    if "outcome" not in explanation:
+        return
+    parts = [f"{explanation['outcome']}, {number(explanation.get('num_output_tokens'))} tokens"]
+    for name, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("e2e_ms", "E2E")):
+        if timings.get(name) is not None:
+            foreseen = predicted.get(name)
+            told = "" if foreseen is None else f" (predicted {number(float(foreseen))})"
+            parts.append(f"{label} {number(timings[name])} ms{told}")
+    yield "ended   " + ", ".join(parts)
+    for change in explanation.get("policy_changes") or ():
+        yield f"        from token {change['token_index']} on: {change['policy']}, {change['reason']}"
 
 
 def facts(explanation: Explanation) -> Iterator[str]:
@@ -75,7 +96,7 @@ def _candidates_table(candidates: Sequence[Mapping[str, Any]], chosen: str) -> T
     table.add_column("policy", no_wrap=True)
     for name in ("draft tokens", "TTFT ms", "TPOT ms", "E2E ms"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("allowed")
+    table.add_column("")
     for candidate in candidates:
         predicted: Mapping[str, Any] = candidate.get("predicted") or {}
         policy = str(candidate["policy"])
@@ -83,22 +104,42 @@ def _candidates_table(candidates: Sequence[Mapping[str, Any]], chosen: str) -> T
             f"> {policy}" if policy == chosen else f"  {policy}",
             number(candidate.get("num_speculative_tokens")),
             *(number(predicted.get(name)) for name in ("ttft_ms", "tpot_ms", "e2e_ms")),
-            "yes" if candidate.get("allowed") else f"no: {candidate.get('why_not')}",
+            _verdict(candidate, is_chosen=policy == chosen),
             style="bold" if policy == chosen else "",
         )
     return table
 
 
-def _terms_table(candidate: Mapping[str, Any]) -> Table:
-    table = _table(f"Terms of {candidate['policy']}")
+def _verdict(candidate: Mapping[str, Any], *, is_chosen: bool) -> str:
+    why = candidate.get("why_not")
+    if is_chosen:
+        return "chosen"
+    if candidate.get("allowed"):
+        return f"allowed; {why}" if why else "allowed"
+    return f"not allowed: {why}"
+
+
+def _terms_table(candidates: Sequence[Mapping[str, Any]]) -> Table:
+    """One row per term, one column per candidate: what each term adds to E2E. The first candidate's
+    terms are shown in full."""
+    first, *others = candidates
+    table = _table(f"What makes up E2E: value x coefficient of {first['policy']}, and ms of each")
     table.add_column("term")
-    for name in ("value", "coefficient", "effect ms"):
-        table.add_column(name, justify="right")
-    for term in candidate["terms"]:
-        value = f"{number(term.get('value'))} {term.get('unit') or ''}".strip()
-        table.add_row(term["name"], value, number(term.get("coefficient")), number(term.get("effect_ms")))
+    for name in ("value", "coefficient", *(str(c["policy"]) for c in candidates)):
+        table.add_column(name, justify="right", no_wrap=True)
+    effects = [{term["name"]: term["effect_ms"] for term in c["terms"]} for c in candidates]
+    shown = {term["name"]: term for term in first["terms"]}
+    for name in dict.fromkeys(name for column in effects for name in column):
+        term = shown.get(name, {})
+        value = f"{number(term['value'])} {term.get('unit') or ''}".strip() if term else ""
+        table.add_row(
+            name,
+            value,
+            number(term["coefficient"]) if term else "",
+            *("" if name not in column else number(float(column[name])) for column in effects),
+        )
     table.add_section()
-    table.add_row("sum", "", "", number(float(sum(term["effect_ms"] for term in candidate["terms"]))))
+    table.add_row("sum", "", "", *(number(float(sum(column.values()))) for column in effects), style="bold")
     return table
 
 

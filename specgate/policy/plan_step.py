@@ -252,6 +252,7 @@ class StepPlanner:
         table.enforce(seat, column)
         if seat.arm != arm:
             seat.changed_step = step
+            seat.num_changes += 1
             table.set_penalty([seat], self._shut, step)
 
     def _settle(self, view: StepView, fixed: list[SequenceView], table: Table) -> Settled:

@@ -141,7 +141,7 @@ def forecast(
     head_s = sum(value * coefficient for _, value, coefficient, _ in head)
     rows = [(name, value, coefficient, unit) for name, value, coefficient, unit in head]
     if shape.ttft is not None:
-        rows.append(("queue and overhead (TTFT as learned)", 1.0, shape.ttft.p50 - head_s, "requests"))
+        rows.append(("beside that, as TTFTs were (queue, cache)", 1.0, shape.ttft.p50 - head_s, "requests"))
     ttft_s = head_s if shape.ttft is None else shape.ttft.p50
     body = _decode(view, method, curve, depth, shape)
     step_s = sum(value * coefficient for _, value, coefficient, _ in body)

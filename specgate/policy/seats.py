@@ -40,6 +40,7 @@ class Seat:
         "loaded",
         "look_at",
         "num_accepted",
+        "num_changes",
         "num_draft_tokens",
         "num_drafts",
         "num_granted",
@@ -57,6 +58,7 @@ class Seat:
         self.column = 0
         self.granted = 0  # arm that was granted a draft in the step before
         self.changed_step = -COOL_STEPS
+        self.num_changes = 0  # each makes the next one dearer
         self.curves: list[int | None] = []  # by arm: place of its curve; None: nothing is known
         self.counts = [[0, 0, 0, 0] for _ in range(num_arms)]  # granted steps, drafts, tokens, accepted
         self.loaded = [False] * num_arms  # the drafter has read this sequence
@@ -221,7 +223,10 @@ class Table:
         index = np.array([seat.row for seat in seats], dtype=np.intp)
         column = np.array([seat.column for seat in seats], dtype=np.intp)
         arm = np.array([seat.arm for seat in seats], dtype=np.intp)
-        factor = [_COOL_FACTOR if step - s.changed_step < COOL_STEPS else 1.0 for s in seats]
+        factor = [
+            max(_COOL_FACTOR if step - seat.changed_step < COOL_STEPS else 1.0, 1.0 + 2.0 * seat.num_changes)
+            for seat in seats
+        ]
         bonus = self.margin * np.array(factor) * self.tokens[index, column]
         self.penalty[index] = bonus[:, None] * self._is_other[arm] + self._unproven[arm]
         for seat in seats:

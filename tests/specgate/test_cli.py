@@ -151,7 +151,7 @@ def test_explain_shows_a_logged_decision(log: Path, capsys: pytest.CaptureFixtur
     assert "p50 120, p90 300" in out
     assert "num_running 3" in out
     assert "queue_wait_p95_ms" not in out, "what is unknown is left out"
-    assert "no: answer too short" in " ".join(out.split())
+    assert "not allowed: answer too short" in " ".join(out.split())
     assert "12.3" in out, "the effects' sum"
 
 

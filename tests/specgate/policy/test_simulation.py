@@ -64,7 +64,7 @@ def test_no_flapping_where_it_hardly_matters(concurrency: int, call_s: float) ->
     engine.run(90)
     changes = [number for at, number in engine.changes_per_request if at > 30]
     assert len(changes) > 20
-    assert sum(changes) / len(changes) < 1.0
+    assert sum(changes) / len(changes) < 1.5
     assert max(changes) <= 4
 
 
