@@ -6,6 +6,9 @@ export OMP_WAIT_POLICY ?= passive
 # One thread a process, and as many processes as there are cores: tests are many and small.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
+# Many draws or many requests: not for `make check`.
+LONG := --ignore tests/statistical --ignore tests/engine/test_distribution.py --ignore tests/engine/test_soak.py
+
 .PHONY: help setup serve demo bench test check test-slow clean
 
 help:  ## this list
@@ -30,7 +33,7 @@ check: setup  ## lint, types, import rules, fast tests
 	@$(PY) -m ruff check -q .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports --no-logo
-	@$(PYTEST) -m "not slow and not model and not e2e" $(ARGS)
+	@$(PYTEST) -m "not slow and not model and not e2e" $(LONG) $(ARGS)
 
 test-slow: setup  ## soak, long fuzzing: everything marked slow
 	@$(PY) -m pytest -q -m slow --timeout=1800 $(ARGS)
