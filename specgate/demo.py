@@ -30,7 +30,7 @@ from specgate.launch import LaunchError, Server
 
 AUTO = "auto"
 FORGETFUL = ("learning.folder=null", "decision_log.path=null")
-MIN_WIDTH = 124  # columns of the table where the terminal does not say
+MIN_WIDTH = 136  # columns of the table where the terminal does not say
 
 
 class DemoError(Exception):
@@ -82,6 +82,9 @@ class Row:
     speed_up: float | None  # TPOT of baseline / TPOT of this arm
     is_identical: bool
     explanation: str
+    predicted_tpot_ms: float | None = None  # when it was decided; None: too little was known
+    predicted_e2e_ms: float | None = None
+    e2e_ms: float | None = None  # of the same run, as the server measured it
 
 
 def load_prompts() -> list[DemoPrompt]:
@@ -263,6 +266,9 @@ def _row(kind: str, arm: str, runs: dict[str, list[Answer]]) -> Row:
             answer.is_same_text(expected) for answer in runs[arm] for expected in runs[BASELINE]
         ),
         explanation=best.explanation,
+        predicted_tpot_ms=(decided.get("predicted") or {}).get("tpot_ms"),
+        predicted_e2e_ms=(decided.get("predicted") or {}).get("e2e_ms"),
+        e2e_ms=(decided.get("timings") or {}).get("e2e_ms"),
     )
 
 
@@ -271,23 +277,31 @@ def _best(answers: Sequence[Answer]) -> Answer:
     return min(answers, key=lambda answer: float("inf") if answer.tpot_ms is None else answer.tpot_ms)
 
 
+def _beside(measured: float | None, predicted: float | None, digits: int) -> str:
+    """A measured number with the predicted one behind it."""
+    told = "-" if predicted is None else f"{predicted:.{digits}f}"
+    return f"{'-' if measured is None else f'{measured:.{digits}f}'} ({told})"
+
+
 def _print(console: Console, rows: Sequence[Row], ready_s: float, total_s: float) -> None:
-    table = Table(title="What was decided, and what it gave", title_justify="left", title_style="bold")
+    table = Table(title="What was decided, and what it gave (times in ms)", title_justify="left", title_style="bold")
     for name in ("prompt", "task", "policy", "reason"):
         table.add_column(name, no_wrap=True)
-    for name in ("TTFT ms", "TPOT ms", "accepted", "speed-up", "identical"):
+    for name in ("TTFT", "TPOT (pred.)", "E2E (pred.)", "accepted", "speed-up", "identical"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.kind, row.task, row.policy, row.reason,
             f"{row.ttft_ms:.0f}",
-            "-" if row.tpot_ms is None else f"{row.tpot_ms:.1f}",
+            _beside(row.tpot_ms, row.predicted_tpot_ms, 1),
+            _beside(row.e2e_ms, row.predicted_e2e_ms, 0),
             "-" if row.mean_acceptance_length is None else f"{row.mean_acceptance_length:.2f}",
             "-" if row.speed_up is None else f"{row.speed_up:.2f}x",
             "yes" if row.is_identical else "NO",
         )  # fmt: skip
     console.print(table)
     console.print(
+        "(pred.): as predicted when it was decided; - where too little was known yet.\n"
         "accepted: mean acceptance length (bonus token included). speed-up: TPOT of baseline\n"
         "divided by TPOT, each the better of two runs. identical: greedy text equals baseline's.\n"
         "TTFT: with a cold prefix cache under auto, with a warm one where the policy was asked for.",
