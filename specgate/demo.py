@@ -284,7 +284,7 @@ def _beside(measured: float | None, predicted: float | None, digits: int) -> str
 
 
 def _print(console: Console, rows: Sequence[Row], ready_s: float, total_s: float) -> None:
-    table = Table(title="What was decided, and what it gave (times in ms)", title_justify="left", title_style="bold")
+    table = Table(title="What was decided, and what it gave", title_justify="left", title_style="bold")
     for name in ("prompt", "task", "policy", "reason"):
         table.add_column(name, no_wrap=True)
     for name in ("TTFT", "TPOT (pred.)", "E2E (pred.)", "accepted", "speed-up", "identical"):
@@ -301,7 +301,7 @@ def _print(console: Console, rows: Sequence[Row], ready_s: float, total_s: float
         )  # fmt: skip
     console.print(table)
     console.print(
-        "(pred.): as predicted when it was decided; - where too little was known yet.\n"
+        "Times in ms. (pred.): as predicted when it was decided; - where too little was known yet.\n"
         "accepted: mean acceptance length (bonus token included). speed-up: TPOT of baseline\n"
         "divided by TPOT, each the better of two runs. identical: greedy text equals baseline's.\n"
         "TTFT: with a cold prefix cache under auto, with a warm one where the policy was asked for.",
