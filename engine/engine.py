@@ -24,7 +24,7 @@ from engine.runner import ModelRunner
 from engine.sampling import SamplingState
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.sequence import Sequence
-from engine.spec.drafter import Drafter
+from engine.spec.drafter import Drafter, HoldsMemory
 from engine.spec.planner import SequenceView, SpecPlan, SpecPlanner, StepView
 from engine.spec.randomness import RandomKey
 from engine.spec.tree import DraftTree
@@ -210,6 +210,16 @@ class Engine:
             num_used_blocks=self._blocks.num_used,
             num_total_blocks=self._blocks.num_blocks,
         )
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What weights and KV caches take, by part: those of the target and those of all drafters."""
+        drafters = [d for d in self._drafting.drafters.values() if isinstance(d, HoldsMemory)]
+        return {
+            "target_weights": self._runner.target.num_bytes,
+            "target_kv": self._runner.cache.num_bytes,
+            "draft_weights": sum(drafter.num_weight_bytes for drafter in drafters),
+            "draft_kv": sum(drafter.num_cache_bytes for drafter in drafters),
+        }
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when block accounts and sequences disagree. Callable between steps."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from aiohttp import web
@@ -272,7 +273,6 @@ def _checker(
 def _live_reader(models: Mapping[str, ServedModel], process: ProcessReader) -> Callable[[], LiveReadings]:
     def read() -> LiveReadings:
         loads = [model.backend.load() for model in models.values()]
-        memory = process.memory_bytes()
         return LiveReadings(
             num_running=sum(model.admission.num_running for model in models.values()),
             num_waiting=sum(model.admission.num_queued for model in models.values())
@@ -284,10 +284,24 @@ def _live_reader(models: Mapping[str, ServedModel], process: ProcessReader) -> C
             },
             num_engine_restarts=sum(model.backend.status().num_restarts for model in models.values()),
             utilization=process.utilization(),
-            memory_bytes={} if memory is None else {"other": memory},
+            memory_bytes=_memory_by_part(
+                [model.backend.card.details.get("memory_bytes", {}) for model in models.values()],
+                process.memory_bytes(),
+            ),
         )
 
     return read
+
+
+def _memory_by_part(models: Sequence[Mapping[str, int]], resident: int | None) -> dict[str, int]:
+    """All models' parts together. Where no GPU is, `other` is what the processes hold beside weights:
+    the pages of a KV cache come into being as its blocks are first used."""
+    parts: Counter[str] = Counter()
+    for model in models:
+        parts.update(model)
+    if "other" not in parts and resident is not None:
+        parts["other"] = max(0, resident - parts["target_weights"] - parts["draft_weights"])
+    return dict(parts)
 
 
 def _add_routes(app: web.Application) -> None:

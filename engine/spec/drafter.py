@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from engine.spec.tree import DraftTree
 
@@ -78,4 +78,19 @@ class Drafter(Protocol):
 
         A drafter with a cache of its own adds how many context tokens it had to read up on.
         """
+        ...
+
+
+@runtime_checkable
+class HoldsMemory(Protocol):
+    """A drafter that has weights or a KV cache of its own."""
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Weight memory it adds to the target's."""
+        ...
+
+    @property
+    def num_cache_bytes(self) -> int:
+        """KV memory it holds."""
         ...

@@ -94,7 +94,7 @@ class _LiveCollector(Collector):
         yield utilization
         memory = GaugeMetricFamily(
             "specgate_accelerator_memory_bytes",
-            "Device memory by part; without a GPU, `other` is the resident memory of this server's processes",
+            "Device memory by part; without a GPU, `other` is what our processes hold beside the weights",
             labels=["part"],
         )
         for part, number in now.memory_bytes.items():

@@ -96,6 +96,20 @@ async def test_requests_and_drafts_are_counted_once_and_truly() -> None:
         assert await server.metric('specgate_accelerator_memory_bytes{part="other"}') > 1e6
 
 
+async def test_memory_is_shown_by_part() -> None:
+    async with running() as server:
+        whole = await server.metric('specgate_accelerator_memory_bytes{part="other"}')
+        weights = {"target_weights": 1000, "target_kv": 50, "draft_weights": 200, "draft_kv": 5}
+        server.fake._card = replace(server.fake.card, details={"memory_bytes": weights})
+        for part, value in weights.items():
+            assert await server.metric(f'specgate_accelerator_memory_bytes{{part="{part}"}}') == value
+        beside = await server.metric('specgate_accelerator_memory_bytes{part="other"}')
+        assert beside == pytest.approx(whole, rel=0.2)
+        on_device = weights | {"other": 7}
+        server.fake._card = replace(server.fake.card, details={"memory_bytes": on_device})
+        assert await server.metric('specgate_accelerator_memory_bytes{part="other"}') == 7
+
+
 async def test_drafts_count_for_the_method_that_made_them() -> None:
     """One request, decided for n-gram, whose steps were changed over to the draft model."""
     counters = SequenceCounters()

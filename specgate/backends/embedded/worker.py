@@ -28,7 +28,7 @@ from engine.engine import Engine
 from engine.errors import EngineError, RequestRefused
 from engine.factory import build_engine
 from engine.service import Abort, Add, Call, EngineService, Message, Shutdown
-from engine.types import EngineRequest, SamplingParams, StepRecord, StepResult
+from engine.types import BASELINE, EngineRequest, PolicyAssignment, SamplingParams, StepRecord, StepResult
 from specgate.backends.embedded import wire
 from specgate.backends.embedded.sweep import sweep
 from specgate.policy.plan_step import StepPlanner
@@ -180,7 +180,7 @@ def _serve(sock: socket.socket, outbox: Outbox) -> int:
         engine = build_engine(
             start.config, planner, time.perf_counter, lambda: seeds.getrandbits(63), Progress(outbox)
         )
-        kernels = _warm_up(engine)
+        kernels = warm_up(engine)
         if start.sweep_s > 0:
             sweep(engine, start.sweep_s, time.perf_counter, emit_record, Progress(outbox))
     except (EngineError, ValueError) as error:
@@ -205,14 +205,17 @@ def _serve(sock: socket.socket, outbox: Outbox) -> int:
     return 0
 
 
-def _warm_up(engine: Engine) -> str:
-    """One short request through everything, so that the first caller does not pay for first uses.
+def warm_up(engine: Engine) -> str:
+    """Short requests under every policy, so that the first caller does not pay for first uses.
 
     Returns the names of the kernels that ran.
     """
     kernels = ""
-    sampling = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-    engine.add(EngineRequest("warm-up", (0, 0), sampling))
+    for method, depth in {BASELINE: 0, **engine.methods}.items():
+        for temperature in (0.0, 1.0):
+            sampling = SamplingParams(temperature=temperature, max_tokens=4, ignore_eos=True)
+            policy = PolicyAssignment(method, depth, is_exact=True)
+            engine.add(EngineRequest(f"warm-up {method} {temperature}", (0,) * 8, sampling, policy))
     while engine.has_work:
         record = engine.step().record
         kernels = record.kernels if record is not None else kernels
@@ -230,10 +233,19 @@ def _ready(engine: Engine, kernels: str) -> wire.Ready:
         "block_size": config.block_size,
         "torch": str(torch.__version__),
         "num_threads": torch.get_num_threads(),
+        "memory_bytes": _memory_bytes(engine),
     }
     if config.imposed is not None:
         details["imposed_acceptance"] = list(config.imposed.acceptance)
     return wire.Ready(engine.max_model_len, engine.vocab_size, dict(engine.methods), engine.load(), details)
+
+
+def _memory_bytes(engine: Engine) -> dict[str, int]:
+    """By part; on a GPU also what its allocator holds beside them."""
+    parts = engine.memory_bytes()
+    if torch.device(engine.config.device).type == "cuda":
+        parts["other"] = max(0, torch.cuda.memory_reserved() - sum(parts.values()))
+    return parts
 
 
 def _settle_process() -> None:

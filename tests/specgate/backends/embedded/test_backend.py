@@ -44,6 +44,11 @@ async def test_card_and_status(backend: EmbeddedBackend) -> None:
     assert dict(card.methods) == {"ngram": 4, "draft": 5}
     assert (card.details["device"], card.details["dtype"]) == ("cpu", "float32")
     assert card.details["kernels"]
+    memory = card.details["memory_bytes"]
+    layer_kv = 2 * 2048 * 16 * 2 * 16 * 4  # keys and values, blocks, slots, heads, dimensions, float32
+    assert (memory["target_kv"], memory["draft_kv"]) == (2 * layer_kv, layer_kv)
+    assert memory["target_weights"] > 0
+    assert memory["draft_weights"] == 0  # the target's own first layer
     assert backend.status().detail == "ready"
 
 

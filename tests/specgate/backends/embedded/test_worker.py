@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 from specgate.backends.embedded import wire
-from specgate.backends.embedded.worker import Outbox
+from specgate.backends.embedded.worker import Outbox, warm_up
+from specgate.policy.plan_step import StepPlanner
+from tests.engine.harness import all_drafters, make_engine
 
 
 def test_the_outbox_never_waits_and_keeps_the_order() -> None:
@@ -39,3 +41,20 @@ def test_a_process_whose_gateway_is_gone_at_once_ends() -> None:
     theirs.close()
     ours.close()
     assert process.wait(100) == 1
+
+
+def test_the_warm_up_uses_every_drafter_and_leaves_nothing() -> None:
+    drafters = {name: drafter for name, drafter in all_drafters({}).items() if name in ("ngram", "draft")}
+    engine = make_engine(drafters, StepPlanner())
+    asked: set[str] = set()
+    for drafter in drafters.values():
+        propose = drafter.propose
+
+        def noting(contexts, propose=propose, name=drafter.name):  # type: ignore[no-untyped-def]
+            asked.update(f"{name} {context.temperature}" for context in contexts)
+            return propose(contexts)
+
+        drafter.propose = noting  # type: ignore[method-assign]
+    assert "attention=" in warm_up(engine)
+    assert asked == {"ngram 0.0", "ngram 1.0", "draft 0.0", "draft 1.0"}
+    engine.check_idle()
