@@ -91,11 +91,15 @@ def run_one(
     while rollout.status is Status.RUNNING:
         if rollout.share >= 1:
             now_s += max(config.min_stage_s, 1.0)
-        else:
-            now_s += rng.expovariate(2 * rollout.share * requests_per_s)
+            rollout.advance(now_s)
+            continue
+        rate = 2 * rollout.share * requests_per_s
+        for _ in range(config.batch_samples):  # between two looks at the clock alone
+            now_s += rng.expovariate(rate)
             arm = CANDIDATE if rng.random() < 0.5 else CONTROL
             num += arm == CANDIDATE
-            rollout.observe(arm, arms[arm][next(source)], now_s)
+            if rollout.observe(arm, arms[arm][next(source)], now_s) is not None:
+                break
         rollout.advance(now_s)
         highest = max(highest, rollout.stage)
     return Ending(rollout.status, rollout.why, highest, num, now_s / 3600)

@@ -133,11 +133,12 @@ def make_guardrails(limits: Limits) -> list[Guardrail]:
 
     rails = []
     for quantity, of, by_answer in _LATENCIES:
+        residuals = _Residuals(of, by_answer)
         for name, statistic in ((f"{quantity}_ratio", _typical), (f"{quantity}_p95_ratio", _p95)):
             limit = getattr(limits, name)
             if limit is not None:
                 test = MeanTest(math.log(limit), _NOISE)
-                compare = partial(_log_ratio, of, by_answer, statistic)
+                compare = partial(residuals.log_ratio, statistic)
                 rails.append(Guardrail(name, "ratio", limit, test, compare, is_due=True))
     if (floor := limits.acceptance_ratio) is not None:
         test = MeanTest(math.log(floor), _NOISE)
@@ -158,30 +159,45 @@ def make_error_test(limits: Limits) -> EventTest | None:
     return None if limits.error_ratio is None else EventTest(limits.error_ratio)
 
 
-def _log_ratio(
-    of: Callable[[ArmSample], float | None],
-    by_answer: bool,
-    statistic: Callable[[Array], float],
-    candidate: Samples,
-    control: Samples,
-) -> float | None:
-    """None where less than half of a batch has the quantity."""
-    rows: list[tuple[float, ...]] = []
-    values: list[float] = []
-    counts = []
-    for samples in (candidate, control):
-        before = len(values)
-        for sample in samples:
-            value = of(sample)
-            if value is not None and value > 0:
-                size = math.log1p(sample.num_prompt_tokens), math.log1p(sample.num_output_tokens)
-                rows.append(size if by_answer else size[:1])
-                values.append(math.log(value))
-        counts.append(len(values) - before)
-    if min(counts) < len(candidate) // 2:
-        return None
-    residuals = _residuals(np.array(rows), np.array(values))
-    return statistic(residuals[: counts[0]]) - statistic(residuals[counts[0] :])
+class _Residuals:
+    """One latency of a batch's requests, for their size: logarithms left by the regression.
+
+    Typical value and p95 ask for the same batch one after the other; it is computed once.
+    """
+
+    def __init__(self, of: Callable[[ArmSample], float | None], by_answer: bool) -> None:
+        self._of = of
+        self._by_answer = by_answer
+        self._batch: tuple[Samples, Samples] = ((), ())
+        self._found: tuple[Array, Array] | None = None
+
+    def log_ratio(
+        self, statistic: Callable[[Array], float], candidate: Samples, control: Samples
+    ) -> float | None:
+        """Of the arms' statistics. None where less than half of a batch has the quantity."""
+        if self._batch[0] is not candidate or self._batch[1] is not control:
+            self._batch, self._found = (candidate, control), self._compute(candidate, control)
+        if self._found is None:
+            return None
+        return statistic(self._found[0]) - statistic(self._found[1])
+
+    def _compute(self, candidate: Samples, control: Samples) -> tuple[Array, Array] | None:
+        rows: list[tuple[float, ...]] = []
+        values: list[float] = []
+        counts = []
+        for samples in (candidate, control):
+            before = len(values)
+            for sample in samples:
+                value = self._of(sample)
+                if value is not None and value > 0:
+                    sizes = (sample.num_prompt_tokens, sample.num_output_tokens)
+                    rows.append(sizes if self._by_answer else sizes[:1])
+                    values.append(value)
+            counts.append(len(values) - before)
+        if min(counts) < len(candidate) // 2:
+            return None
+        residuals = _residuals(np.log1p(np.array(rows, dtype=np.float64)), np.log(np.array(values)))
+        return residuals[: counts[0]], residuals[counts[0] :]
 
 
 def _residuals(rows: Array, values: Array) -> Array:
