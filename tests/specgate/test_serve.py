@@ -48,7 +48,9 @@ async def served(
 
 async def test_sigterm_drains_running_streams_and_exits_0(tmp_path: Path) -> None:
     async with served(tmp_path) as (process, url), httpx.AsyncClient(base_url=url, timeout=20) as client:
-        async with client.stream("POST", "/v1/completions", json=STREAM) as response:
+        # Long enough to outlast the questions asked meanwhile.
+        long = STREAM | {"max_tokens": 150, "ignore_eos": True}
+        async with client.stream("POST", "/v1/completions", json=long) as response:
             lines = response.aiter_lines()
             await anext(lines)
             process.send_signal(signal.SIGTERM)
