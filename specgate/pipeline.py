@@ -178,7 +178,7 @@ class Pipeline:
         card, learner, sampling = model.backend.card, model.learner, request.sampling
         room = sampling.max_tokens  # 2**31 - 1 if the caller gave no limit
         if not request.has_explicit_max_tokens and card.max_model_len:
-            room = max(card.max_model_len - num_prompt_tokens, 1)
+            room = max(min(room, card.max_model_len - num_prompt_tokens), 1)
         task = self._estimator.task(request)
         load = model.meter.view(model.admission, model.backend.load())
         model.guards.look(load)
@@ -251,7 +251,9 @@ class Pipeline:
             prepared = await model.backend.prepare(single)
             context, num_prompt = model.backend.card.max_model_len, len(prepared.token_ids)
             room = context - num_prompt
-            max_tokens = request.sampling.max_tokens if request.has_explicit_max_tokens else room
+            max_tokens = request.sampling.max_tokens
+            if not request.has_explicit_max_tokens:
+                max_tokens = min(max_tokens, room)
             if max_tokens > room:
                 raise ContextTooLong(
                     f"The context is {context} tokens: {num_prompt} of the prompt and {max_tokens} asked for"

@@ -54,7 +54,7 @@ class GenerationRequest:
     has_echo: bool = False
     is_stream: bool = False
     has_usage: bool = False  # stream_options.include_usage
-    has_explicit_max_tokens: bool = False  # else: as far as the context goes
+    has_explicit_max_tokens: bool = False  # else `sampling.max_tokens` is cut to what the context allows
     overrides: Overrides = field(default_factory=Overrides)
     unsupported: tuple[str, ...] = ()
     tenant: str = ""  # whose request: name of the API key, else ""

@@ -102,7 +102,7 @@ class Parser:
             more_prompts=prompts[1:],
             suffix=fields.get("suffix"),
             has_echo=has_echo,
-            has_explicit_max_tokens=True,
+            has_explicit_max_tokens="max_tokens" in fields,
         )
 
     def _request(

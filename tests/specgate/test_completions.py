@@ -63,6 +63,16 @@ async def test_no_tokens_but_echo_and_logprobs_score_the_prompt() -> None:
         await server.settled()
 
 
+async def test_sixteen_tokens_unless_asked_otherwise_and_never_more_than_fit() -> None:
+    async with running(text="x" * 99, max_model_len=32) as server:
+        assert (await server.complete(prompt="p" * 16)).json()["usage"]["completion_tokens"] == 16
+        short = (await server.complete(prompt="p" * 25)).json()
+        assert (short["usage"]["completion_tokens"], short["choices"][0]["finish_reason"]) == (7, "length")
+        refused = await server.complete(prompt="p" * 25, max_tokens=16)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+        assert (await server.chat()).json()["usage"]["completion_tokens"] == 32 - len("user: hi\nassistant: ")
+
+
 async def test_the_official_client_streams_completions() -> None:
     async with running() as server:
         client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
