@@ -20,12 +20,13 @@ from engine.drafting import Drafting
 from engine.errors import IntegrityError, InvalidLogits, RequestRefused
 from engine.kv.block_manager import BlockManager
 from engine.models.interface import LanguageModel
+from engine.planning import Planning, sequence_view
 from engine.runner import ModelRunner
 from engine.sampling import SamplingState
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.sequence import Sequence
 from engine.spec.drafter import Drafter, HoldsMemory
-from engine.spec.planner import SequenceView, SpecPlan, SpecPlanner, StepView
+from engine.spec.planner import SpecPlan, SpecPlanner, StepView
 from engine.spec.randomness import RandomKey
 from engine.spec.tree import DraftTree
 from engine.spec.verify import VerifyResult, verify
@@ -36,7 +37,6 @@ from engine.types import (
     EngineLoad,
     EngineRequest,
     FinishReason,
-    PolicyChange,
     SequenceOutput,
     StepRecord,
     StepResult,
@@ -62,7 +62,6 @@ class Engine:
     ) -> None:
         """`clock` gives seconds; `seeds` gives a fresh seed for each sampled request without one."""
         self.config = config
-        self.planner = planner
         self._clock = clock
         self._seeds = seeds
         self._blocks = BlockManager(
@@ -73,6 +72,7 @@ class Engine:
         )
         self._runner = ModelRunner(target, config.num_blocks, config.block_size)
         self._drafting = Drafting(drafters, target.spec.vocab_size, clock)
+        self._planning = Planning(planner, self._drafting.drafters.keys())
         self._vocab_size = target.spec.vocab_size
         self._eos_token_ids = frozenset(target.spec.eos_token_ids)
         limits = [target.spec.max_model_len, self._scheduler.capacity]
@@ -94,6 +94,15 @@ class Engine:
     def precision(self) -> str:
         """The target's number format, e.g. float32 or int8."""
         return self._runner.precision
+
+    @property
+    def planner(self) -> SpecPlanner:
+        """Who grants draft tokens; may be replaced between steps."""
+        return self._planning.planner
+
+    @planner.setter
+    def planner(self, planner: SpecPlanner) -> None:
+        self._planning.planner = planner
 
     @property
     def vocab_size(self) -> int:
@@ -242,31 +251,12 @@ class Engine:
         view = StepView(
             step=self._num_steps,
             now_s=now_s,
-            sequences=tuple(map(_view, decoding)),
+            sequences=tuple(map(sequence_view, decoding)),
             num_prefill_tokens=sum(s.num_uncomputed for s in self._scheduler.running if not s.is_decoding),
             num_waiting=len(self._scheduler.waiting),
             num_free_blocks=self._blocks.num_free,
         )
-        try:
-            answer = dict(self.planner.plan(view))
-        except Exception:  # noqa: BLE001  the planner comes from outside; its failure costs only speculation
-            return {}, 1
-        plans = {}
-        num_errors = 0
-        for seq in decoding:
-            plan = answer.get(seq.seq_id)
-            if plan is None:
-                continue
-            if plan.method != BASELINE and plan.method not in self._drafting.drafters:
-                num_errors += 1
-                continue
-            if plan.method != seq.method:
-                seq.method = plan.method
-                change = PolicyChange(len(seq.output_token_ids), plan.method, plan.reason)
-                seq.counters.policy_changes.append(change)
-            if plan.method != BASELINE and plan.max_draft_tokens > 0:
-                plans[seq.seq_id] = plan
-        return plans, num_errors
+        return self._planning.plan(view, decoding)
 
     def _begin(self, step: ScheduledStep) -> None:
         """Note what was scheduled, before any of it can fail."""
@@ -381,24 +371,3 @@ class Decided:
     token_ids: tuple[int, ...]
     num_accepted: int
     logprobs: tuple[TokenLogprob, ...]
-
-
-def _view(seq: Sequence) -> SequenceView:
-    params = seq.request.sampling
-    method, num_drafted, num_accepted = seq.last_drafted
-    return SequenceView(
-        seq_id=seq.seq_id,
-        policy=seq.request.policy,
-        label=seq.request.label,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        num_tokens=len(seq.token_ids),
-        num_output_tokens=len(seq.output_token_ids),
-        num_remaining_tokens=seq.num_remaining,
-        num_drafts=seq.counters.num_drafts,
-        num_draft_tokens=seq.counters.num_draft_tokens,
-        num_accepted_tokens=seq.counters.num_accepted_tokens,
-        last_method=method,
-        last_num_draft_tokens=num_drafted,
-        last_num_accepted_tokens=num_accepted,
-    )

@@ -37,6 +37,7 @@ from specgate.rollout_store import RolloutStore
 from specgate.rollouts import Rollouts, load_rollouts
 from specgate.switch_store import load_force
 from specgate.telemetry.decision_log import DecisionLog
+from specgate.telemetry.faults import FaultLog
 from specgate.telemetry.logs import set_up_logging
 from specgate.telemetry.metrics import LiveReadings, Metrics
 from specgate.telemetry.process import ProcessReader
@@ -76,6 +77,7 @@ def build_app(
         loop.attach(backend)
         loops.append(loop)
         backend.on_step(metrics.stepped)
+        backend.on_step(FaultLog(model.id, clock).stepped)
         if switches.forced_policy is not None:
             backend.set_force(switches.forced_policy)
         admission = Admission(config.admission, clock)

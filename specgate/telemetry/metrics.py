@@ -206,6 +206,9 @@ class Metrics:
             "policy",
             "part",
         )
+        self.planner_errors = self._counter(
+            "planner_errors_total", "Steps without speculation because the step planner failed"
+        )
         self.preemptions = self._counter("preemptions_total", "Sequences pushed back for want of KV blocks")
 
     def _register_models(self) -> None:
@@ -332,6 +335,7 @@ class Metrics:
         self._of(self.step_seconds, record.kind).observe(record.seconds)
         self.verify_seconds.inc(record.verify_s)
         self.preemptions.inc(record.num_preemptions)
+        self.planner_errors.inc(record.num_planner_errors)
         drafted = 0
         for work in record.drafts:
             self._of(self.draft_seconds, work.method).inc(work.seconds)

@@ -161,6 +161,15 @@ def test_a_planner_that_fails_means_no_speculation_this_step() -> None:
     assert [record.num_emitted_tokens for record in decodes[:5]] == [4, 1, 4, 1, 4]
 
 
+def test_a_planner_that_keeps_failing_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    planner = ScriptedPlanner([ValueError("no"), ValueError("no"), ValueError("worse"), ValueError("worse")])
+    stub = StubDrafter(known_continuations({}), VOCAB)
+    run = drive(make_engine({"stub": stub}, planner), [request("a", PROMPT, policy="stub")])
+    assert sum(record.num_planner_errors for record in run.records) == 4
+    told = [record for record in caplog.records if record.name == "engine.planning"]
+    assert [str(record.exc_info[1]) for record in told if record.exc_info] == ["no", "worse"]
+
+
 def test_the_planner_may_change_the_method_of_a_running_request() -> None:
     expected = reference_greedy(target(), PROMPT, GREEDY.max_tokens)
     oracle = known_continuations({PROMPT: expected})

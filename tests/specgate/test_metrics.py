@@ -45,6 +45,7 @@ SERIES = [
     "running_requests",
     "waiting_requests",
     "kv_blocks",
+    "planner_errors_total",
     "preemptions_total",
     "engine_restarts_total",
     "accelerator_utilization_ratio",
@@ -146,12 +147,13 @@ async def test_step_records_feed_drafter_errors_and_device_time() -> None:
                 num_tokens=20, num_prefill_tokens=10, num_kv_tokens=0, num_logits_rows=0, num_sampled_rows=0,
                 num_emitted_tokens=0, schedule_s=0, draft_s=0.25, forward_s=0.5, verify_s=0.25,
                 drafts=(DraftWork("draft", num_sequences=1, num_draft_tokens=4, seconds=0.25),),
-                drafter_errors=(DrafterError("ngram", "oom", "m"),), num_preemptions=2,
+                drafter_errors=(DrafterError("ngram", "oom", "m"),), num_preemptions=2, num_planner_errors=1,
             )
         )  # fmt: skip
         for series, value in {
             'drafter_errors_total{kind="oom",policy="ngram"}': 1,
             "preemptions_total": 2,
+            "planner_errors_total": 1,
             'draft_seconds_total{policy="draft"}': 0.25,
             'device_seconds_total{part="draft",policy="draft"}': 0.25,
             'device_seconds_total{part="forward",policy="draft"}': 0.125,

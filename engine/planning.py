@@ -1,0 +1,78 @@
+"""The planner's answer made safe: who may draft how much in the coming step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+
+from engine.sequence import Sequence
+from engine.spec.planner import SequenceView, SpecPlan, SpecPlanner, StepView
+from engine.types import BASELINE, PolicyChange
+
+log = logging.getLogger(__name__)
+
+
+class Planning:
+    """Asks a planner, which comes from outside and may fail in any way: that costs only speculation."""
+
+    def __init__(self, planner: SpecPlanner, methods: Collection[str]) -> None:
+        self.planner = planner
+        self._methods = methods
+        self._last_fault: str | None = None
+
+    def plan(self, view: StepView, decoding: Seq[Sequence]) -> tuple[dict[str, SpecPlan], int]:
+        """Grants for `decoding`, whose views `view` holds, and how many faults the planner made.
+
+        A method that differs from the step before is noted as the sequence's policy change.
+        """
+        try:
+            answer = dict(self.planner.plan(view))
+        except Exception as error:  # noqa: BLE001  see above
+            self._tell(error)
+            return {}, 1
+        plans: dict[str, SpecPlan] = {}
+        num_errors = 0
+        for seq in decoding:
+            plan = answer.get(seq.seq_id)
+            if plan is None:
+                continue
+            if plan.method != BASELINE and plan.method not in self._methods:
+                num_errors += 1
+                continue
+            if plan.method != seq.method:
+                seq.method = plan.method
+                change = PolicyChange(len(seq.output_token_ids), plan.method, plan.reason)
+                seq.counters.policy_changes.append(change)
+            if plan.method != BASELINE and plan.max_draft_tokens > 0:
+                plans[seq.seq_id] = plan
+        return plans, num_errors
+
+    def _tell(self, error: Exception) -> None:
+        """With its trace, once: the same fault comes back every step."""
+        fault = f"{type(error).__name__}: {error}"
+        if fault != self._last_fault:
+            log.exception("the planner failed; steps run without speculation")
+        self._last_fault = fault
+
+
+def sequence_view(seq: Sequence) -> SequenceView:
+    """A decoding sequence as the planner sees it."""
+    params = seq.request.sampling
+    method, num_drafted, num_accepted = seq.last_drafted
+    return SequenceView(
+        seq_id=seq.seq_id,
+        policy=seq.request.policy,
+        label=seq.request.label,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        num_tokens=len(seq.token_ids),
+        num_output_tokens=len(seq.output_token_ids),
+        num_remaining_tokens=seq.num_remaining,
+        num_drafts=seq.counters.num_drafts,
+        num_draft_tokens=seq.counters.num_draft_tokens,
+        num_accepted_tokens=seq.counters.num_accepted_tokens,
+        last_method=method,
+        last_num_draft_tokens=num_drafted,
+        last_num_accepted_tokens=num_accepted,
+    )
