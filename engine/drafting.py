@@ -72,6 +72,10 @@ class Drafting:
         for name in sorted(seq.drafters):
             self._forget(name, [seq])
 
+    def drop_work(self) -> None:
+        """The step failed and will have no record. Errors stay for the next one's report."""
+        self._work = {}
+
     def take_report(self) -> tuple[tuple[DraftWork, ...], tuple[DrafterError, ...]]:
         """Work and errors since the last call."""
         report = tuple(self._work.values()), tuple(self._errors)

@@ -206,7 +206,7 @@ class Engine:
         affected = [seq for seq in self._in_step if seq.seq_id in self._sequences]
         for seq in affected or list(self._sequences.values()):
             self._outputs.append(self._finish(seq, FinishReason.ERROR, message))
-        self._drafting.take_report()
+        self._drafting.drop_work()
         return self._emit(None)
 
     def load(self) -> EngineLoad:

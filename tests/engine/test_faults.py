@@ -248,6 +248,22 @@ def test_a_failed_step_ends_its_own_requests_and_no_others() -> None:
     assert run.finished["next"].token_ids == expected
 
 
+def test_a_drafters_error_is_not_lost_with_a_failed_step() -> None:
+    model = flaky_model()
+    known = {PROMPT: reference_greedy(target(), PROMPT, GREEDY.max_tokens)}
+    drafter = FaultyDrafter(known, lambda: _raise(MemoryError()))
+    engine = make_engine({"faulty": drafter}, model=model)
+    engine.add(request("a", PROMPT, policy="faulty"))
+    engine.step()
+    model.fail_next = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.step()
+    engine.fail_step("out of memory")
+    record = drive(engine, [request("next", PROMPT)]).records[0]
+    assert [(error.method, error.kind) for error in record.drafter_errors] == [("faulty", "oom")]
+    assert record.drafts == ()
+
+
 REFUSED = {
     "empty": (EngineRequest("r", ()), "prompt"),
     "token id": (EngineRequest("r", (1, VOCAB)), "prompt"),
