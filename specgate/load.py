@@ -45,6 +45,7 @@ class LoadMeter:
             num_running=engine.num_running,
             num_waiting=engine.num_waiting,
             num_queued=admission.num_queued,
+            num_admitted=admission.num_running,
             requests_per_s=len(self._arrivals) / self._window_s,
             queue_wait_p95_ms=self._p95[1],
             free_kv_ratio=engine.num_free_blocks / total if total else None,

@@ -116,6 +116,7 @@ class LoadView:
     num_running: int = 0  # sequences decoding or prefilling in the backend
     num_waiting: int = 0  # admitted, not yet scheduled
     num_queued: int = 0  # not yet admitted
+    num_admitted: int = 0  # answers admitted and not ended: known before the engine's next step tells
     requests_per_s: float = 0.0
     queue_wait_p95_ms: float | None = None
     free_kv_ratio: float | None = None

@@ -122,7 +122,7 @@ def _scoring(facts: Facts, rules: PolicyConfig) -> Scoring:
         top_p=facts.top_p,
         prompt_tokens=facts.num_prompt_tokens,
         output_tokens=facts.length.p50,
-        batch=1 + load.num_running + load.num_waiting,
+        batch=max(1 + load.num_running + load.num_waiting, load.num_admitted),
         ttft=facts.known.ttft,
         methods=facts.methods,
         fixed_depth=asked.num_speculative_tokens,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from engine.types import BASELINE
 from router_models.cost import RequestCost, floor_tokens, request_cost
-from specgate.policy.speedup import workload
+from specgate.policy.speedup import SATURATED, workload
 from specgate.policy.view import CurveBook, ModelView
 
 MIN_STEPS = 200.0  # target steps, and granted steps of a drafter, before the model's word counts
@@ -22,7 +22,7 @@ class ViewCosts:
         self._book = CurveBook(view.curves)
         self._plain: RequestCost | None = None
         if self._step is not None:
-            self._plain = request_cost(self._step, BASELINE, 0, 1.0, self._load)
+            self._plain = request_cost(self._step, BASELINE, 0, 1.0, self._load, SATURATED)
         self._ratios: dict[str, float | None] = {}
 
     def capacity_ratio(self, policy: str) -> float | None:
@@ -39,7 +39,9 @@ class ViewCosts:
             return None
         depth = min(self._view.methods.get(policy, 0), len(curve.expected_tokens) - 1)
         drafted, expected = curve.drafted_tokens[depth], curve.expected_tokens[depth]
-        return request_cost(self._step, policy, drafted, expected, self._load).c2_s / self._plain.c2_s
+        return (
+            request_cost(self._step, policy, drafted, expected, self._load, SATURATED).c2_s / self._plain.c2_s
+        )
 
     def floor_tokens(self, policy: str, batch: float, depth: float) -> float | None:
         """See `router_models.cost.floor_tokens`."""

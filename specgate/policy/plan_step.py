@@ -15,8 +15,7 @@ import numpy as np
 
 from engine.spec.planner import SequenceView, SpecPlan, StepView
 from engine.types import BASELINE
-from specgate.policy.predict import catch_up_s
-from specgate.policy.probes import ArmKey, Probes
+from specgate.policy.probing import Probing
 from specgate.policy.reasons import Reason
 from specgate.policy.seats import Seat, Table
 from specgate.policy.shut import Shut, ShutList
@@ -24,10 +23,8 @@ from specgate.policy.step_choice import Plan, Settled, choose, cost, solve
 from specgate.policy.view import ModelView
 
 _LOOK_EVERY = 8  # steps between two looks at probes and at what requests themselves have shown
-_PROBE_STEPS, _MIN_PROBE_STEPS = 6, 3
-_PLAIN: ArmKey = (BASELINE, "")
-_MIN_PROBED_TOKENS = 16  # that a sequence must still have to go
-_BUSY_FACTOR, _IDLE_FACTOR = 3.0, 10.0  # times its prediction: more of a pause was no work; was idleness
+_MOST_ROWS = 16  # computed anew in one step
+_SAME_RATE = 2e-3  # by which the rate may still move where a plan is kept
 _ROUNDS_NEW = 3  # of the price, when the batch is another
 
 
@@ -41,14 +38,9 @@ class StepPlanner:
         self._seats: dict[str, Seat] = {}
         self._free_rows: list[int] = []
         self._dirty: list[Seat] = []
-        self._probes = Probes()
-        self._probed: Seat | None = None
-        self._probe_column = 0
-        self._probe_left = 0
-        self._plain_left = 0
+        self._probing = Probing()
         self._num_drifts = 0
         self._has_drifted = False
-        self._probe_cost_s = 0.0  # predicted, of the step before
         self._last: tuple[float, Plan] | None = None  # when the step before was planned, and its plan
         self._rate = 0.0
         self._batch: list[int] = []
@@ -58,6 +50,7 @@ class StepPlanner:
         self._num_sampled = 0
         self._has_new = False
         self._plans: list[SpecPlan] = []  # by column
+        self._steady: tuple[Plan, dict[str, SpecPlan]] | None = None  # holds until something changes
 
     # --- what comes from outside -----------------------------------------------------------
 
@@ -77,12 +70,13 @@ class StepPlanner:
 
     def use(self, view: ModelView) -> None:
         """Plan by this from the next step on."""
-        self._probes.share = view.planner.probe_share
+        self._probing.probes.share = view.planner.probe_share
         self._has_drifted |= view.num_drifts > self._num_drifts
         self._num_drifts = view.num_drifts
         if view.step is None or view.step.num_steps == 0 or view.planner.is_following:
             self._table = None
             return
+        self._steady = None
         old, self._table = self._table, Table(view)
         arms = self._table.prices.arms
         if old is None or [(a.method, a.depth) for a in old.prices.arms] != [
@@ -92,7 +86,7 @@ class StepPlanner:
             self._free_rows.clear()
             self._batch = []
             self._rate = 0.0
-            self._probed = None
+            self._probing.forget()
             named = [SpecPlan(BASELINE, 0, reason=Reason.PREDICTED_FASTEST.value)]
             for arm in arms:
                 named += [
@@ -120,7 +114,8 @@ class StepPlanner:
         if table is None or self._forced is not None or not table.num_arms:
             self._last = None
             return self._follow(view.sequences)
-        self._account(view.now_s)
+        self._probing.account(view.now_s, self._last)
+        self._last = None
         free, fixed = self._take_seats(view, table)
         plans = self._follow(fixed) if fixed else {}
         if not free:
@@ -129,6 +124,14 @@ class StepPlanner:
         self._refresh(table)
         batch = [seat.row for seat in free]
         is_same = batch == self._batch
+        is_calm = not fixed and not view.num_prefill_tokens and not self._probing.is_active
+        if is_same and is_calm and self._steady is not None and self._num_steps % _LOOK_EVERY:
+            plan, kept = self._steady  # nothing that was weighed is another now
+            self._last = (view.now_s, plan)
+            plans = kept.copy()
+            self._end_step(free, plans, view, table)
+            return plans
+        self._steady = None
         if not is_same:
             self._batch, self._index = batch, np.array(batch, dtype=np.intp)
         rows = table.rows(self._index)
@@ -138,11 +141,13 @@ class StepPlanner:
             chosen = choose(rows, table.prices, settled.depths, self._rate, table.prices.mixed_token_s)
             plan = cost(rows, table.prices, chosen, settled)
         else:
-            plan = solve(rows, table.prices, settled, self._rate, 1 if is_same else _ROUNDS_NEW)
+            before = self._rate
+            plan = solve(rows, table.prices, settled, before, 1 if is_same else _ROUNDS_NEW)
             self._rate = plan.rate
+            is_calm = is_calm and abs(plan.rate - before) <= _SAME_RATE * before
         self._last = (view.now_s, plan)
-        if self._plain_left > 0:
-            self._probe_plain(free, plan, table, settled)
+        if self._probing.plain_left > 0:
+            self._probing.decode_plainly(free, plan, table, settled)
             return plans
         columns = plan.column.tolist()
         named, step = self._plans, self._num_steps
@@ -151,13 +156,20 @@ class StepPlanner:
             if column != seat.column:
                 plan_now = self._leaving(seat, column, table) or plan_now
                 self._switch(seat, column, table, step)
+                is_calm = False
             seat.granted = seat.arm
             plans[seat.view.seq_id] = plan_now
-        if self._has_drifted or step % _LOOK_EVERY == 0:
-            self._mind_probes(free, view.now_s, table)
-        if self._probed is not None:
-            self._grant_probe(self._probed, plans, table)
+        if is_calm:
+            self._steady = (plan, plans.copy())
+        self._end_step(free, plans, view, table)
         return plans
+
+    def _end_step(self, free: list[Seat], plans: dict[str, SpecPlan], view: StepView, table: Table) -> None:
+        """Probes come on top of a plan."""
+        if self._has_drifted or self._num_steps % _LOOK_EVERY == _LOOK_EVERY // 2:
+            self._probing.mind(free, view.now_s, table, has_drifted=self._has_drifted)
+            self._has_drifted = False
+        self._probing.grant(plans, len(view.sequences), table, self._num_steps)
 
     def _follow(self, sequences: Iterable[SequenceView]) -> dict[str, SpecPlan]:
         """What each was assigned, but for the kill switch and closed doors."""
@@ -227,17 +239,20 @@ class StepPlanner:
         for seq_id in [name for name, seat in self._seats.items() if seat.last_seen < step]:
             seat = self._seats.pop(seq_id)
             self._free_rows.append(seat.row)
-            if seat is self._probed:
-                self._probed = None
+            self._probing.forget([seat])
         self._dirty = [seat for seat in self._dirty if seat.last_seen >= step]
 
     def _refresh(self, table: Table) -> None:
         """Rows of new seats at once; of the others when enough have something new to say."""
         dirty = self._dirty
         if dirty and (self._has_new or self._num_steps % _LOOK_EVERY == 0):
+            if not self._has_new:  # no more than fits into a step; the others wait for their turn
+                dirty, self._dirty = dirty[:_MOST_ROWS], dirty[_MOST_ROWS:]
+            else:
+                self._dirty = []
             table.fill(dirty, self._shut, self._num_steps)
-            self._dirty = []
             self._has_new = False
+            self._steady = None
 
     def _leaving(self, seat: Seat, column: int, table: Table) -> SpecPlan | None:
         """The plan of a sequence whose method was shut, with the guard's reason; None: it was not."""
@@ -276,103 +291,3 @@ class StepPlanner:
             extra_s=float(table.extra_s[index, column].sum()),
             depths=depths,
         )
-
-    # --- probes ----------------------------------------------------------------------------
-
-    def _account(self, now_s: float) -> None:
-        """The step before is over: what it took, and what its probe cost."""
-        if self._last is None:
-            return
-        planned_s, plan = self._last
-        took_s = max(now_s - planned_s, 0.0)
-        spent_s = self._probe_cost_s
-        if spent_s and took_s < _IDLE_FACTOR * plan.seconds:
-            spent_s = max(spent_s, min(took_s - plan.seconds, _IDLE_FACTOR * spent_s))
-        self._probes.pass_time(min(took_s, _BUSY_FACTOR * plan.seconds), spent_s)
-        self._probe_cost_s = 0.0
-        self._last = None
-
-    def _mind_probes(self, free: list[Seat], now_s: float, table: Table) -> None:
-        """Note the arms in use; begin a probe of one that is not, if its time has come."""
-        if self._has_drifted:
-            self._probes.hasten(now_s)
-            self._has_drifted = False
-        arms = table.prices.arms
-        used = {(arms[seat.arm - 1].method, seat.label) for seat in free if seat.arm}
-        num_drafting = sum(seat.arm > 0 for seat in free)
-        if 2 * num_drafting <= len(free):
-            used.add(_PLAIN)
-        for key in used:
-            self._probes.in_use(key, now_s)
-        if self._probed is not None:
-            return
-        if _PLAIN not in used and self._probes.is_due(_PLAIN, now_s):
-            self._plain_left = _PROBE_STEPS
-            self._probes.begin(_PLAIN, now_s)
-            return
-        for label in {seat.label for seat in free}:
-            for number, arm in enumerate(arms):
-                idle: ArmKey = (arm.method, label)
-                if idle not in used and self._probes.is_due(idle, now_s):
-                    seats = [seat for seat in free if seat.label == label]
-                    if self._begin_probe(idle, number, seats, now_s):
-                        return
-
-    def _probe_plain(self, free: list[Seat], plan: Plan, table: Table, settled: Settled) -> None:
-        """One step in which nobody drafts: without any it could not be told what drafting costs."""
-        for seat in free:
-            seat.granted = 0
-        self._plain_left -= 1
-        plain_s = settled.plain_s + settled.extra_s + table.prices.tokens_s(settled.num_sequences)
-        tokens = settled.num_tokens + len(free)
-        self._probe_cost_s = max(plain_s - tokens / plan.rate, 0.0) if plan.rate > 0 else 0.0
-        self._last = (self._last[0], plan) if self._last is not None else None
-
-    def _begin_probe(self, key: ArmKey, number: int, seats: list[Seat], now_s: float) -> bool:
-        """False where nobody can be tried on, or the share is used up."""
-        table = self._table
-        assert table is not None
-        arm = table.prices.arms[number]
-        seats = [
-            seat
-            for seat in seats
-            if seat.view.num_remaining_tokens >= _MIN_PROBED_TOKENS and table.is_open(seat, number)
-        ]
-        if not seats:
-            self._probes.put_off(key, now_s)
-            return False
-        seat = min(seats, key=lambda s: s.view.num_tokens)  # the shortest to read for a drafter
-        column = arm.first + arm.depth - 1  # deep drafts tell most of what tokens and calls cost
-        credit_s = self._probes.credit_s - catch_up_s(table.step, arm.method, seat.view.num_tokens)
-        num_steps = _PROBE_STEPS
-        while credit_s < num_steps * self._probe_s(seat, number, column, table):
-            if num_steps > _MIN_PROBE_STEPS:
-                num_steps -= 1
-            elif column > arm.first:
-                column -= 1
-            else:
-                self._probes.put_off(key, now_s)
-                return False
-        self._probes.begin(key, now_s)
-        self._probed, self._probe_column, self._probe_left = seat, column, num_steps
-        return True
-
-    def _probe_s(self, seat: Seat, number: int, column: int, table: Table) -> float:
-        """What one step of a probe costs more than the same step without."""
-        arm = table.prices.arms[number]
-        depth = column - arm.first + 1
-        return float(table.own_s(seat, arm)[depth - 1]) + arm.call_s * depth
-
-    def _grant_probe(self, seat: Seat, plans: dict[str, SpecPlan], table: Table) -> None:
-        """One more step of the probe that goes on."""
-        number = table.arm_of_column[self._probe_column] - 1
-        is_over = seat.last_seen != self._num_steps or not table.is_open(seat, number)
-        if is_over or self._probe_left <= 0 or seat.arm == number + 1:
-            self._probed = None
-            return
-        arm = table.prices.arms[number]
-        depth = self._probe_column - arm.first + 1
-        plans[seat.view.seq_id] = SpecPlan(arm.method, depth, reason=Reason.EXPLORATION.value)
-        seat.granted = number + 1
-        self._probe_left -= 1
-        self._probe_cost_s = self._probe_s(seat, number, self._probe_column, table)

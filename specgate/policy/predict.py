@@ -97,11 +97,12 @@ def _decode(view: ModelView, method: str, curve: AcceptanceCurve | None, depth: 
     tokens = batch * (1 + drafted)
     sampled = float(shape.is_sampled) + (batch - 1) * view.traffic.sampled_share
     knee = math.inf if step.knee_tokens is None else step.knee_tokens
+    below = _below(knee, shape.batch, depth, drafted)
     rows = [
         ("step (c0)", 1.0, step.c0_s, "steps"),
         ("sequences (c_seq)", batch, step.c_seq_s, "sequences"),
-        ("tokens (c_tok)", min(tokens, knee), step.c_tok_s, "tokens"),
-        ("tokens above the knee (c_tok_above)", max(tokens - knee, 0.0), step.c_tok_above_s, "tokens"),
+        ("tokens (c_tok)", below, step.c_tok_s, "tokens"),
+        ("tokens above the knee (c_tok_above)", tokens - below, step.c_tok_above_s, "tokens"),
         ("KV (c_kv)", kv, step.c_kv_s, "tokens"),
         ("sampled rows (c_sample)", sampled * (1 + drafted), step.c_sample_s, "rows"),
         ("between steps", 1.0, view.traffic.between_steps_s, "steps"),
@@ -116,6 +117,21 @@ def _decode(view: ModelView, method: str, curve: AcceptanceCurve | None, depth: 
             (f"{method}: KV (d_kv)", d.kv_per_target_kv * drafted * kv, d.d_kv_s, "tokens"),
         ]
     return rows
+
+
+def _below(knee: float, batch: int, depth: int, drafted: float) -> float:
+    """Mean number of a step's tokens up to the knee. Each of `batch` sequences finds a draft of
+    `depth` tokens or none, `drafted` on average."""
+    if depth <= 0 or knee <= batch or knee >= batch * (1 + depth):
+        return min(batch * (1 + drafted), knee)
+    found = min(drafted / depth, 1.0)
+    chance, mean = (1 - found) ** batch, 0.0
+    if chance == 0.0:
+        return min(batch * (1 + drafted), knee)
+    for drafts in range(batch + 1):  # binomial
+        mean += chance * min(batch + drafts * depth, knee)
+        chance *= (batch - drafts) / (drafts + 1) * found / max(1 - found, 1e-300)
+    return mean
 
 
 def forecast(

@@ -11,7 +11,7 @@ from router_models.acceptance import RequestCurves, sampling_band
 from router_models.types import StepCoefficients
 from specgate.policy.predict import catch_up_s
 from specgate.policy.shut import ShutList
-from specgate.policy.step_choice import Arm, Array, Ints, Prices, Rows
+from specgate.policy.step_choice import Array, Ints, Prices, Rows
 from specgate.policy.view import CurveBook, ModelView
 
 _SHUT, _UNPROVEN = 1e9, 1e6  # tokens: no gain is as large; an unproven arm may still be probed
@@ -175,11 +175,6 @@ class Table:
     def is_open(self, seat: Seat, number: int) -> bool:
         """False where the arm is shut for this sequence, or nothing is known of it."""
         return bool(self.penalty[seat.row, self.prices.arms[number].first] < _SHUT)
-
-    def own_s(self, seat: Seat, arm: Arm) -> Array:
-        """By depth: seconds that a draft of this sequence costs, but for shared calls. [arm.depth]"""
-        seconds: Array = self.extra_s[seat.row, arm.columns]
-        return seconds + self.prices.token_s * self.drafted[seat.row, arm.columns]
 
     def fill(self, seats: Sequence[Seat], shut: ShutList, step: int) -> None:
         """Compute the rows of these seats from what is known of them now."""

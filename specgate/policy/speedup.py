@@ -24,6 +24,7 @@ from router_models.types import AcceptanceCurve, StepCoefficients
 from specgate.policy.view import CurveBook, ModelView
 
 BATCHES = (1, 2, 4, 8, 16, 32)
+SATURATED = 16.0  # sequences at which a token's price is taken for C2: capacity is decided under load
 UNITS = {
     "c0": "s per decode step",
     "c_seq": "s per decoding sequence",
@@ -82,7 +83,7 @@ def derived(view: ModelView, requests_per_s: float) -> dict[str, Any]:
     if step is None or step.num_steps == 0:
         return {}
     load = workload(view)
-    plain = request_cost(step, BASELINE, 0, 1.0, load)
+    plain = request_cost(step, BASELINE, 0, 1.0, load, SATURATED)
     book = CurveBook(view.curves)
     policies: dict[str, Any] = {BASELINE: _costs(plain)}
     for method, depth in view.methods.items():
@@ -105,7 +106,7 @@ def _drafting(
     depth = min(depth, len(curve.expected_tokens) - 1)
     expected = curve.expected_tokens[depth]
     drafted = curve.drafted_tokens[depth]
-    spec = request_cost(step, method, drafted, expected, load)
+    spec = request_cost(step, method, drafted, expected, load, SATURATED)
     floors = {str(batch): floor_tokens(step, method, batch, drafted, load.kv_tokens) for batch in BATCHES}
     return _costs(spec) | {
         "num_speculative_tokens": depth,

@@ -29,6 +29,7 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
 _NO_DRAFTER = DraftCoefficients()
 _PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_MAX_SPREAD = 8  # drafting sequences whose luck is followed one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,12 @@ class Prices:
     sampled_s: float
     mixed_token_s: float  # per token of a step that computes prompts too
     arms: tuple[Arm, ...]
+    depth_of: tuple[int, ...]  # by column
+
+    @property
+    def deepest(self) -> int:
+        """Most draft tokens of any arm."""
+        return max(self.depth_of)
 
     @property
     def num_columns(self) -> int:
@@ -95,6 +102,7 @@ class Prices:
             sampled_s=step.c_sample_s,
             mixed_token_s=max(step.p_dec_s, step.p_tok_s, step.c_tok_s),
             arms=tuple(arms),
+            depth_of=(0, *(depth for arm in arms for depth in range(1, arm.depth + 1))),
         )
 
     def tokens_s(self, num_tokens: float) -> float:
@@ -149,10 +157,15 @@ class Plan:
         """Useful tokens per second."""
         return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
 
+    def worth(self, rate: float) -> float:
+        """Tokens less what its seconds are worth at this rate."""
+        return self.num_tokens - rate * self.seconds
 
-def choose(rows: Rows, prices: Prices, depths: Sequence[int], rate: float, token_s: float) -> Ints:
-    """The best column for every sequence when a second is worth `rate` tokens and a token in the
-    target's forward costs `token_s`. Draft calls up to `depths` (by arm) are paid for already."""
+
+def choose(rows: Rows, prices: Prices, depths: Sequence[int], rate: float, token_s: float | Array) -> Ints:
+    """The best column for every sequence when a second is worth `rate` tokens and a draft token in
+    the target's forward costs `token_s` (of every row and column, or of all). Draft calls up to
+    `depths` (by arm) are paid for already."""
     value = rows.drafted * token_s
     value += rows.extra_s
     value *= -rate
@@ -185,7 +198,7 @@ def cost(rows: Rows, prices: Prices, column: Ints, settled: Settled) -> Plan:
     pick = np.arange(len(column))
     drafted = settled.num_drafted + float(rows.drafted[pick, column].sum())
     seconds = settled.plain_s + settled.extra_s + float(rows.extra_s[pick, column].sum())
-    seconds += prices.tokens_s(settled.num_sequences + drafted)
+    seconds += _tokens_s(rows, prices, column, settled, drafted)
     for index, arm in enumerate(prices.arms):
         if arm.call_s > 0:
             own = column[(column >= arm.first) & (column < arm.first + arm.depth)]
@@ -208,10 +221,10 @@ def solve(rows: Rows, prices: Prices, settled: Settled, rate: float, max_rounds:
     plan: Plan | None = None
     for _ in range(max(max_rounds, 1)):
         before = settled.num_sequences + (settled.num_drafted if plan is None else plan.num_drafted)
-        slope = prices.token_s if before <= prices.knee else prices.token_above_s
+        slope = prices.token_s if before < prices.knee else prices.token_above_s
         found = cost(rows, prices, choose(rows, prices, settled.depths, rate, slope), settled)
-        if (settled.num_sequences + found.num_drafted <= prices.knee) != (before <= prices.knee):
-            found = _at_the_knee(rows, prices, settled, rate)
+        if settled.num_sequences < prices.knee < settled.num_sequences + prices.deepest * len(rows.tokens):
+            found = max(found, _at_the_knee(rows, prices, settled, rate), key=lambda p: p.worth(rate))
         plan = found
         if abs(plan.rate - rate) <= 1e-3 * rate:
             break
@@ -221,15 +234,35 @@ def solve(rows: Rows, prices: Prices, settled: Settled, rate: float, max_rounds:
 
 
 def _at_the_knee(rows: Rows, prices: Prices, settled: Settled, rate: float) -> Plan:
-    """The best of the plans for a token's price below the knee, above it, and between."""
+    """The best of the plans for a token's price below the knee, above it, and between; and for what
+    each sequence's draft would cost if it were the only one."""
     low, high = prices.token_s, prices.token_above_s
-    plans = [
-        cost(
-            rows,
-            prices,
-            choose(rows, prices, settled.depths, rate, low + part * (high - low)),
-            settled,
-        )
-        for part in _PARTS
-    ]
-    return max(plans, key=lambda plan: plan.num_tokens - rate * plan.seconds)
+    alone = np.zeros(prices.num_columns)
+    num = settled.num_sequences
+    for arm in prices.arms:
+        for depth in range(1, arm.depth + 1):
+            more_s = prices.tokens_s(num + depth) - prices.tokens_s(num)
+            alone[arm.first + depth - 1] = more_s / depth
+    tried: list[float | Array] = [alone, *(low + part * (high - low) for part in _PARTS)]
+    plans = (
+        cost(rows, prices, choose(rows, prices, settled.depths, rate, token_s), settled) for token_s in tried
+    )
+    return max(plans, key=lambda plan: plan.worth(rate))
+
+
+def _tokens_s(rows: Rows, prices: Prices, column: Ints, settled: Settled, num_drafted: float) -> float:
+    """The tokens' part of a step. A draft is found or not: around a knee, the mean of the cost is not
+    the cost of the mean."""
+    num = settled.num_sequences
+    drafting = np.flatnonzero(column)
+    if num >= prices.knee or prices.knee == math.inf or len(drafting) > _MAX_SPREAD or settled.num_drafted:
+        return prices.tokens_s(num + num_drafted)
+    chances = np.ones(1)  # [draft tokens so far + 1]
+    for row in drafting.tolist():
+        depth = prices.depth_of[int(column[row])]
+        found = min(float(rows.drafted[row, column[row]]) / depth, 1.0)
+        longer = np.zeros(len(chances) + depth)
+        longer[: len(chances)] += (1 - found) * chances
+        longer[depth:] += found * chances
+        chances = longer
+    return sum(chance * prices.tokens_s(num + more) for more, chance in enumerate(chances.tolist()) if chance)

@@ -73,13 +73,13 @@ def test_no_plan_is_better(accept: list[tuple[float, float, float]], token_s: fl
     above_s=st.floats(1e-5, 0.02),
     knee=st.floats(2.0, 9.0),
 )
-def test_a_knee_costs_little(
+def test_the_sharpest_knee_costs_a_fifth_at_most(
     accept: list[tuple[float, float, float]], token_s: float, above_s: float, knee: float
 ) -> None:
     to = prices(token_s, 0.003, above_s, knee)
     rows = make_rows(accept, to)
     settled = Settled(to.plain_s(len(accept), 0.0, 0.0), len(accept))
-    assert solve(rows, to, settled, 0.0, 12).rate >= 0.9 * best_by_trying(rows, to, settled)
+    assert solve(rows, to, settled, 0.0, 12).rate >= 0.8 * best_by_trying(rows, to, settled)
 
 
 def test_calls_that_are_paid_for_anyway_are_free_for_the_others() -> None:
@@ -110,3 +110,15 @@ def test_the_price_of_tokens_rises_with_the_batch(batch: int) -> None:
     assert plan.rate >= batch / (to.plain_s(batch, 0, 0) + to.tokens_s(batch))
     if batch == 32:
         assert plan.num_drafted < 1.5 * batch  # deep drafts are for idle machines
+
+
+def test_a_draft_that_is_rarely_found_pays_for_the_jump_only_when_it_is() -> None:
+    """One token is cheap, the second dear, all further ones nearly free (a matrix instead of a vector)."""
+    to = prices(0.05, 0.003, above_s=0.001, knee=2)
+    rows = make_rows([(0.08, 0.9, 0.0)], to)
+    settled = Settled(to.plain_s(1, 0, 0), 1)
+    plan = solve(rows, to, settled, 0.0, 8)
+    jump_s = to.tokens_s(1 + 2) - to.tokens_s(1)
+    expected_s = settled.plain_s + to.tokens_s(1) + 0.08 * jump_s + to.arms[0].seq_s
+    assert plan.column.tolist() == [2]
+    assert plan.seconds == pytest.approx(expected_s)

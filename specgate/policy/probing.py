@@ -1,0 +1,160 @@
+"""The step planner's probes at work: who is tried on, for how many steps, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.spec.planner import SpecPlan
+from engine.types import BASELINE
+from specgate.policy.predict import catch_up_s
+from specgate.policy.probes import ArmKey, Probes
+from specgate.policy.reasons import Reason
+from specgate.policy.seats import Seat, Table
+from specgate.policy.step_choice import Plan, Settled
+
+_STEPS, _MIN_STEPS = 6, 3
+_MIN_TOKENS = 16  # that a sequence must still have to go
+_BUSY_FACTOR, _IDLE_FACTOR = 3.0, 10.0  # times its prediction: more of a pause was no work; was idleness
+_PLAIN: ArmKey = (BASELINE, "")
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A probe that goes on."""
+
+    seats: list[Seat]
+    number: int  # of the arm
+    column: int
+    left: int  # steps
+
+
+class Probing:
+    """At most one probe at a time: of an arm, or (so that its cost can be told apart) of plain decoding."""
+
+    def __init__(self) -> None:
+        self.probes = Probes()
+        self.plain_left = 0
+        self._trial: _Trial | None = None
+        self._cost_s = 0.0  # predicted, of the step that was planned last
+
+    @property
+    def is_active(self) -> bool:
+        """True while a probe goes on."""
+        return self._trial is not None or self.plain_left > 0
+
+    def forget(self, seats: Sequence[Seat] | None = None) -> None:
+        """These sequences (all: None) are gone."""
+        if self._trial is not None and (seats is None or any(seat in seats for seat in self._trial.seats)):
+            self._trial = None
+
+    def account(self, now_s: float, last: tuple[float, Plan] | None) -> None:
+        """The step before is over: what it took, and what its probe cost."""
+        if last is None:
+            return
+        planned_s, plan = last
+        took_s = max(now_s - planned_s, 0.0)
+        spent_s = self._cost_s
+        if spent_s and took_s < _IDLE_FACTOR * plan.seconds:
+            spent_s = max(spent_s, min(took_s - plan.seconds, _IDLE_FACTOR * spent_s))
+        self.probes.pass_time(min(took_s, _BUSY_FACTOR * plan.seconds), spent_s)
+        self._cost_s = 0.0
+
+    def mind(self, free: Sequence[Seat], now_s: float, table: Table, *, has_drifted: bool) -> None:
+        """Note the arms in use; begin a probe of one that is not, if its time has come."""
+        if has_drifted:
+            self.probes.hasten(now_s)
+        arms = table.prices.arms
+        used = {(arms[seat.arm - 1].method, seat.label) for seat in free if seat.arm}
+        if 2 * sum(seat.arm > 0 for seat in free) <= len(free):
+            used.add(_PLAIN)
+        for key in used:
+            self.probes.in_use(key, now_s)
+        if self.is_active or self.probes.credit_s <= 0:
+            return
+        if _PLAIN not in used and self.probes.is_due(_PLAIN, now_s):
+            self.plain_left = _STEPS
+            self.probes.begin(_PLAIN, now_s)
+            return
+        for label in {seat.label for seat in free}:
+            for number, arm in enumerate(arms):
+                idle: ArmKey = (arm.method, label)
+                if idle not in used and self.probes.is_due(idle, now_s):
+                    seats = [seat for seat in free if seat.label == label]
+                    self._trial = self._begin(number, seats, len(free), table)
+                    if self._trial is not None:
+                        self.probes.begin(idle, now_s)
+                        return
+                    self.probes.put_off(idle, now_s)
+
+    def decode_plainly(self, free: Sequence[Seat], plan: Plan, table: Table, settled: Settled) -> None:
+        """One step in which nobody drafts."""
+        for seat in free:
+            seat.granted = 0
+        self.plain_left -= 1
+        plain_s = settled.plain_s + settled.extra_s + table.prices.tokens_s(settled.num_sequences)
+        tokens = settled.num_tokens + len(free)
+        self._cost_s = max(plain_s - tokens / plan.rate, 0.0) if plan.rate > 0 else 0.0
+
+    def _begin(self, number: int, seats: Sequence[Seat], batch: int, table: Table) -> _Trial | None:
+        """As many sequences as can be afforded, for what a full batch costs is not told by one of
+        them; then as many steps and as deep. None where even the least is too much."""
+        arm = table.prices.arms[number]
+        seats = [
+            seat
+            for seat in seats
+            if seat.view.num_remaining_tokens >= _MIN_TOKENS and table.is_open(seat, number)
+        ]
+        seats.sort(key=lambda seat: seat.view.num_tokens)  # the shortest to read for a drafter
+        column, steps = arm.first + arm.depth - 1, _MIN_STEPS
+        trial = _Trial(seats, number, column, steps)
+        while trial.seats and self._whole_s(trial, batch, table) > self.probes.credit_s:
+            if len(trial.seats) > 1:
+                trial.seats = trial.seats[: len(trial.seats) // 2]
+            elif trial.column > arm.first:
+                trial.column -= 1
+            else:
+                return None
+        while trial.seats and trial.left < _STEPS:
+            trial.left += 1
+            if self._whole_s(trial, batch, table) > self.probes.credit_s:
+                trial.left -= 1
+                break
+        return trial if trial.seats else None
+
+    def _whole_s(self, trial: _Trial, batch: int, table: Table) -> float:
+        """What the probe costs, reading the contexts included."""
+        method = table.prices.arms[trial.number].method
+        read = sum(seat.view.num_tokens for seat in trial.seats if not seat.loaded[trial.number])
+        return trial.left * self._step_s(trial, batch, table) + catch_up_s(table.step, method, read)
+
+    def _step_s(self, trial: _Trial, batch: int, table: Table) -> float:
+        """What one of its steps costs more than the same step without."""
+        arm = table.prices.arms[trial.number]
+        index = [seat.row for seat in trial.seats]
+        drafted = float(table.drafted[index, trial.column].sum())
+        seconds = float(table.extra_s[index, trial.column].sum()) + arm.call_s * (
+            trial.column - arm.first + 1
+        )
+        return seconds + table.prices.tokens_s(batch + drafted) - table.prices.tokens_s(batch)
+
+    def grant(self, plans: dict[str, SpecPlan], batch: int, table: Table, step: int) -> None:
+        """One more step of the probe that goes on, if one does."""
+        trial = self._trial
+        if trial is None:
+            return
+        trial.seats = [
+            seat
+            for seat in trial.seats
+            if seat.last_seen == step and seat.arm != trial.number + 1 and table.is_open(seat, trial.number)
+        ]
+        if not trial.seats or trial.left <= 0:
+            self._trial = None
+            return
+        arm = table.prices.arms[trial.number]
+        plan = SpecPlan(arm.method, trial.column - arm.first + 1, reason=Reason.EXPLORATION.value)
+        for seat in trial.seats:
+            plans[seat.view.seq_id] = plan
+            seat.granted = trial.number + 1
+        trial.left -= 1
+        self._cost_s = self._step_s(trial, batch, table)
