@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.admission import check_request
+from engine.charging import charge_step
 from engine.config import EngineConfig
 from engine.drafting import Drafting
 from engine.errors import IntegrityError, InvalidLogits, RequestRefused
@@ -187,15 +188,15 @@ class Engine:
         timer.lap("verify")
         record = record_step(self._num_steps, step, trees, sizes, outputs, timer)
         work, errors = self._drafting.take_report()
-        return self._emit(
-            replace(
-                record,
-                drafts=work,
-                drafter_errors=errors,
-                num_planner_errors=num_planner_errors,
-                kernels=self._runner.kernels,
-            )
+        record = replace(
+            record,
+            drafts=work,
+            drafter_errors=errors,
+            num_planner_errors=num_planner_errors,
+            kernels=self._runner.kernels,
         )
+        self._outputs = charge_step(step, plans, trees, record, self._outputs)
+        return self._emit(record)
 
     def fail_step(self, message: str) -> StepResult:
         """After `step` raised: end the requests it was working on with FinishReason.ERROR.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from engine.types import MethodCounts, PolicyChange, SequenceOutput, SequenceStats, StepRecord
+from engine.types import DeviceUse, MethodCounts, PolicyChange, SequenceOutput, SequenceStats, StepRecord
 
 if TYPE_CHECKING:
     from engine.scheduler import ScheduledStep
@@ -54,6 +54,19 @@ class _Draws:
         )
 
 
+class _Use:
+    """One method's device time for one sequence."""
+
+    __slots__ = ("draft_s", "forward_s", "num_tokens", "prefill_s", "verify_s")
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.draft_s = 0.0
+        self.forward_s = 0.0
+        self.verify_s = 0.0
+        self.prefill_s = 0.0
+
+
 class SequenceCounters:
     """The running counts of one sequence; `freeze` makes them a `SequenceStats`.
 
@@ -65,6 +78,7 @@ class SequenceCounters:
 
     __slots__ = (
         "_by_method",
+        "_device",
         "draft_s",
         "num_accepted_tokens",
         "num_cached_tokens",
@@ -85,6 +99,37 @@ class SequenceCounters:
         self.draft_s = 0.0
         self.policy_changes: list[PolicyChange] = []
         self._by_method: dict[str, _Draws] = {}
+        self._device: dict[str, _Use] = {}
+
+    def charge_decode(
+        self, method: str, num_tokens: int, draft_s: float, forward_s: float, verify_s: float
+    ) -> None:
+        """A decode step in which `num_tokens` were emitted, and this sequence's shares of its time."""
+        use = self._use_of(method)
+        use.num_tokens += num_tokens
+        use.draft_s += draft_s
+        use.forward_s += forward_s
+        use.verify_s += verify_s
+
+    def charge_prefill(self, method: str, forward_s: float, verify_s: float) -> None:
+        """A prompt chunk's shares of its step's time."""
+        use = self._use_of(method)
+        use.forward_s += forward_s
+        use.verify_s += verify_s
+        use.prefill_s += forward_s + verify_s
+
+    def device(self) -> tuple[DeviceUse, ...]:
+        """What was charged so far."""
+        return tuple(
+            DeviceUse(method, use.num_tokens, use.draft_s, use.forward_s, use.verify_s, use.prefill_s)
+            for method, use in self._device.items()
+        )
+
+    def _use_of(self, method: str) -> _Use:
+        use = self._device.get(method)
+        if use is None:
+            use = self._device[method] = _Use()
+        return use
 
     def grant(self, method: str) -> None:
         """A target step in which `method` was allowed to draft, whether it found a draft or not."""
@@ -125,6 +170,7 @@ class SequenceCounters:
             draft_s=self.draft_s,
             policy_changes=tuple(self.policy_changes),
             by_method=by_method,
+            device=self.device(),
         )
 
 

@@ -131,6 +131,27 @@ class MethodCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """A sequence's share of the engine's step time while one method had its turn; in seconds.
+
+    A step's forward and verify time is shared by the tokens that each sequence had in it, a drafter's time
+    equally by the sequences it worked for. So the shares of all sequences add up to the steps.
+    """
+
+    method: str  # baseline for plain decode steps and for prompt chunks
+    num_tokens: int = 0  # emitted in decode steps; what comes with a prompt's last chunk is not counted
+    draft_s: float = 0.0
+    forward_s: float = 0.0
+    verify_s: float = 0.0
+    prefill_s: float = 0.0  # of forward_s and verify_s: prompt chunks
+
+    @property
+    def seconds(self) -> float:
+        """All parts; `prefill_s` is within them."""
+        return self.draft_s + self.forward_s + self.verify_s
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceStats:
     """True counts of one finished sequence. Integers and seconds; ratios are the reader's."""
 
@@ -149,6 +170,7 @@ class SequenceStats:
     draft_s: float = 0.0  # this sequence's share of drafting time
     policy_changes: tuple[PolicyChange, ...] = ()
     by_method: tuple[MethodCounts, ...] = ()  # the drafts' counts apart, where a drafter had its turn
+    device: tuple[DeviceUse, ...] = ()  # by method
 
 
 @dataclass(frozen=True, slots=True)

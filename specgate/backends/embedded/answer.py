@@ -152,6 +152,7 @@ class Answer:
             num_cached_tokens=engine.num_cached_tokens,
             num_preemptions=engine.num_preemptions,
             draft_s=engine.draft_s,
+            device=engine.device,
             policy_changes=tuple(c for c in engine.policy_changes if c.token_index < self._num_tokens),
         )
 
