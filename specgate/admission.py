@@ -1,7 +1,8 @@
 """Who may enter the backend, and how long those before them waited.
 
-A bounded first-come-first-served queue per model, counted in answers: a request for `n` answers
-takes n of the slots (all of them, if n is more than there are).
+A bounded queue per model, counted in answers: a request for `n` answers takes n of the slots (all
+of them, if n is more than there are). Who is next says `fair_queue`. Whoever cannot be served in
+time is told at once, not after having waited.
 """
 
 from __future__ import annotations
@@ -9,20 +10,36 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from specgate.clock import Clock
-from specgate.config import AdmissionConfig
-from specgate.errors import TooManyRequests
+from specgate.config import AdmissionConfig, KeyLimits
+from specgate.errors import QueueTooSlow, TooManyRequests
+from specgate.fair_queue import FairQueue, Ticket
 
 _MAX_RETRY_AFTER_S = 60
+_MIN_HOLDS = 4  # finished requests before their pace says anything
+_RESERVE = 4  # one part in so many of the queue is for keys with nothing waiting
+_NO_LIMITS = KeyLimits()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """Who wants in: API key (its name), priority (smaller first), and how long it can wait."""
+
+    key: str = ""
+    priority: int = 0
+    patience_s: float = math.inf
+
+
+_ANYBODY = Entrant()
+
+
+@dataclass(slots=True, eq=False)
 class _Waiting:
-    weight: int
+    ticket: Ticket
     since_s: float
     admitted: asyncio.Future[None]
 
@@ -30,13 +47,24 @@ class _Waiting:
 class Admission:
     """One model's slots and queue."""
 
-    def __init__(self, config: AdmissionConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: AdmissionConfig,
+        clock: Clock,
+        limits_of: Callable[[str], KeyLimits] = lambda _key: _NO_LIMITS,
+        has_many_keys: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`limits_of` gives a key's limits as they are now."""
         self._config = config
         self._clock = clock
-        self._queue: deque[_Waiting] = deque()
+        self._limits_of = limits_of
+        self._has_many_keys = has_many_keys
+        self._queue = FairQueue()
+        self._waiting: dict[Ticket, _Waiting] = {}  # in order of arrival
         self._num_used = 0
+        self._used_by: dict[str, int] = {}  # key -> answers running
         self.num_running = 0  # requests admitted and not finished
-        self._finished_s: deque[float] = deque(maxlen=32)
+        self._holds_s: deque[float] = deque(maxlen=32)  # how long the last finished held their slots
 
     @property
     def num_queued(self) -> int:
@@ -46,56 +74,110 @@ class Admission:
     def waits_s(self) -> list[float]:
         """How long each of the waiting has waited so far, oldest first."""
         now = self._clock.monotonic()
-        return [now - waiting.since_s for waiting in self._queue]
+        return [now - waiting.since_s for waiting in self._waiting.values()]
+
+    def reconfigure(self, config: AdmissionConfig) -> None:
+        """Other limits from now on. Who runs or waits already, stays."""
+        self._config = config
+        self._admit()
 
     @asynccontextmanager
-    async def slot(self, num_answers: int) -> AsyncIterator[None]:
-        """Hold slots for the block. Raises TooManyRequests when the queue is full."""
-        weight = min(num_answers, self._config.max_concurrent)
-        await self._enter(weight)
+    async def slot(self, num_answers: int, who: Entrant = _ANYBODY) -> AsyncIterator[None]:
+        """Hold slots for the block. Raises TooManyRequests when the queue is full or too slow."""
+        ticket = await self._enter(num_answers, who)
         self.num_running += 1
+        since_s = self._clock.monotonic()
         try:
             yield
         finally:
             self.num_running -= 1
-            self._finished_s.append(self._clock.monotonic())
-            self._leave(weight)
+            self._holds_s.append(self._clock.monotonic() - since_s)
+            self._leave(ticket)
 
-    async def _enter(self, weight: int) -> None:
-        if not self._queue and self._num_used + weight <= self._config.max_concurrent:
-            self._num_used += weight
-            return
-        if len(self._queue) >= self._config.max_queue:
-            raise TooManyRequests(
-                f"The queue is full: {len(self._queue)} requests are waiting. Try again later.",
-                retry_after_s=self._retry_after_s(),
-            )
-        waiting = _Waiting(weight, self._clock.monotonic(), asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
+    def expected_wait_s(self, num_ahead: int) -> float | None:
+        """Until a slot is free for who has so many answers before it; None while nothing is known."""
+        if len(self._holds_s) < _MIN_HOLDS:
+            return None
+        return sum(self._holds_s) / len(self._holds_s) * (num_ahead + 1) / self._config.max_concurrent
+
+    async def _enter(self, num_answers: int, who: Entrant) -> Ticket:
+        limits = self._limits_of(who.key)
+        cost = min(num_answers, self._config.max_concurrent)
+        ticket = Ticket(who.key, cost, limits.weight, who.priority)
+        self._queue.push(ticket)
+        if self._queue.next(self._may_run) is ticket and self._fits(ticket):
+            self._start(ticket)
+            return ticket
+        self._queue.drop(ticket)
+        self._check_queue(ticket, limits, who)
+        self._queue.push(ticket)
+        waiting = _Waiting(ticket, self._clock.monotonic(), asyncio.get_running_loop().create_future())
+        self._waiting[ticket] = waiting
         try:
             await waiting.admitted
         except asyncio.CancelledError:
-            if waiting in self._queue:
-                self._queue.remove(waiting)
+            if self._queue.drop(ticket):
+                del self._waiting[ticket]
                 self._admit()  # a smaller request behind it may fit now
             elif not waiting.admitted.cancelled():  # cancelled in the very moment it was admitted
-                self._leave(weight)
+                self._leave(ticket)
             raise
+        return ticket
 
-    def _leave(self, weight: int) -> None:
-        self._num_used -= weight
+    def _check_queue(self, ticket: Ticket, limits: KeyLimits, who: Entrant) -> None:
+        """Raises TooManyRequests if it may not wait."""
+        num_waiting, own = len(self._queue), self._queue.num_of(ticket.key)
+        num_ahead = self._queue.cost_ahead(ticket)
+        wait_s = self.expected_wait_s(num_ahead)
+        room = self._config.max_queue
+        if own and self._has_many_keys():
+            room -= room // _RESERVE
+        problem: TooManyRequests | None = None
+        if limits.max_queue is not None and own >= limits.max_queue:
+            problem = TooManyRequests(f"This key has {own} requests waiting, as many as it may.")
+        elif num_waiting >= room:
+            problem = TooManyRequests(f"The queue is full: {num_waiting} requests are waiting.")
+        elif wait_s is not None and wait_s > min(who.patience_s, self._config.max_wait_s or math.inf):
+            problem = QueueTooSlow(f"There would be {wait_s:.1f} s to wait, which is too long.")
+        if problem is not None:
+            problem.retry_after_s = _retry_after_s(wait_s)
+            raise problem
+
+    def _may_run(self, ticket: Ticket) -> bool:
+        """Whether its key may use as many slots more; one that asks for more than it may, has them alone."""
+        most, used = self._limits_of(ticket.key).max_concurrent, self._used_by.get(ticket.key, 0)
+        return most is None or not used or used + ticket.cost <= most
+
+    def _cost(self, ticket: Ticket) -> int:
+        """Slots it takes: no more than there are, so that it can run at all."""
+        return min(ticket.cost, self._config.max_concurrent)
+
+    def _fits(self, ticket: Ticket) -> bool:
+        return self._num_used + self._cost(ticket) <= self._config.max_concurrent
+
+    def _start(self, ticket: Ticket) -> None:
+        self._queue.serve(ticket)
+        ticket.cost = self._cost(ticket)  # what it holds from now on, whatever becomes of the limits
+        self._num_used += ticket.cost
+        self._used_by[ticket.key] = self._used_by.get(ticket.key, 0) + ticket.cost
+
+    def _leave(self, ticket: Ticket) -> None:
+        self._num_used -= ticket.cost
+        self._used_by[ticket.key] -= ticket.cost
+        if not self._used_by[ticket.key]:
+            del self._used_by[ticket.key]
         self._admit()
 
     def _admit(self) -> None:
-        while self._queue and self._num_used + self._queue[0].weight <= self._config.max_concurrent:
-            waiting = self._queue.popleft()
-            if not waiting.admitted.cancelled():  # else its client is leaving and has not run yet
-                self._num_used += waiting.weight
-                waiting.admitted.set_result(None)
+        while (ticket := self._queue.next(self._may_run)) is not None and self._fits(ticket):
+            waiting = self._waiting.pop(ticket)
+            if waiting.admitted.cancelled():  # its client is leaving and has not run yet
+                self._queue.drop(ticket)
+                continue
+            self._start(ticket)
+            waiting.admitted.set_result(None)
 
-    def _retry_after_s(self) -> int:
-        """When the present queue will be through, by the pace of the last requests finished."""
-        if len(self._finished_s) < 2:
-            return 1
-        pace_s = (self._clock.monotonic() - self._finished_s[0]) / len(self._finished_s)
-        return max(1, min(_MAX_RETRY_AFTER_S, math.ceil(pace_s * (len(self._queue) + 1))))
+
+def _retry_after_s(wait_s: float | None) -> int:
+    """When the present queue will be through."""
+    return 1 if wait_s is None else max(1, min(_MAX_RETRY_AFTER_S, math.ceil(wait_s)))

@@ -34,6 +34,7 @@ from specgate.load import LoadMeter
 from specgate.pipeline import Pipeline, ServedModel, Switches, Telemetry
 from specgate.policy.guard_costs import LatestCosts
 from specgate.rollout_store import RolloutStore
+from specgate.rate_limits import RateLimits
 from specgate.rollouts import Rollouts, load_rollouts
 from specgate.switch_store import load_force
 from specgate.telemetry.decision_log import DecisionLog
@@ -65,6 +66,8 @@ def build_app(
     clock = clock or SystemClock()
     models: dict[str, ServedModel] = {}
     force_path = config.guards.force_path
+    live = Live(config)
+    rates = RateLimits(live.limits_of, clock)
     switches = Switches(forced_policy=load_force(Path(force_path)) if force_path is not None else None)
     process = ProcessReader(clock)
     metrics = Metrics(registry or CollectorRegistry(), _live_reader(models, process))
@@ -80,7 +83,7 @@ def build_app(
         backend.on_step(FaultLog(model.id, clock).stepped)
         if switches.forced_policy is not None:
             backend.set_force(switches.forced_policy)
-        admission = Admission(config.admission, clock)
+        admission = Admission(config.admission, clock, live.limits_of, lambda: live.has_many_keys)
         guards = _guarding(config, backend, learner, metrics, clock, process)
         models[model.id] = ServedModel(
             id=model.id,
@@ -96,13 +99,12 @@ def build_app(
         load_rollouts(config.canary), RolloutStore(Path(config.canary.state_path)), metrics, clock
     )
     gateway = Gateway(
-        config=config,
+        live=live,
         clock=clock,
         models=models,
         pipeline=Pipeline(
             models,
-            config.policy,
-            config.requests,
+            live,
             switches,
             estimator or LearnedEstimator(),
             Telemetry(metrics, log),
@@ -112,14 +114,16 @@ def build_app(
         parser=Parser(config.requests),
         turnstile=Turnstile(),
         switches=switches,
+            rates,
         metrics=metrics,
         log=log,
         learning=tuple(loops),
         rollouts=rollouts,
         started_s=clock.monotonic(),
     )
-    keys = KeyCheck(config.auth, config.server.host)
+    keys = KeyCheck(live)
     middlewares: list[Middleware] = [request_ids, errors, keys.middleware]
+        rates=rates,
     app = web.Application(middlewares=middlewares)
     app[GATEWAY] = gateway
     app.on_response_prepare.append(add_request_id)

@@ -12,7 +12,9 @@ ApiError                     status  type
 ├── Conflict                 409     invalid_request_error: does not fit the state things are in
 ├── DeadlineExceeded         408     timeout_error
 ├── PayloadTooLarge          413     invalid_request_error
-├── TooManyRequests          429     rate_limit_error, with Retry-After
+├── TooManyRequests          429     rate_limit_error, with Retry-After: the queue is full
+│   ├── QueueTooSlow         429     the wait would be too long
+│   └── RateLimited          429     the key has used up its requests or tokens
 ├── InternalError            500     server_error
 └── Unavailable              503     service_unavailable_error, with Retry-After
     ├── NotReady             503     the model is still starting or restarting
@@ -154,6 +156,18 @@ class TooManyRequests(ApiError):
 
 class InternalError(ApiError):
     """A fault of ours: the caller gets the request id, never a trace."""
+class QueueTooSlow(TooManyRequests):
+    """By the present pace the request would wait longer than it may."""
+
+    default_code = "queue_too_slow"
+
+
+class RateLimited(TooManyRequests):
+    """The key has used up its requests or tokens of this minute."""
+
+    default_code = "rate_limit_exceeded"
+
+
 
     status = 500
     error_type = "server_error"

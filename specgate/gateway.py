@@ -11,18 +11,21 @@ from specgate.api.parse import Parser
 from specgate.clock import Clock
 from specgate.config import Config
 from specgate.learning_loop import LearningLoop
+from specgate.live import Live
 from specgate.pipeline import Pipeline, ServedModel, Switches
+from specgate.rate_limits import RateLimits
 from specgate.rollouts import Rollouts
 from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.metrics import Metrics
 from specgate.turnstile import Turnstile
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Gateway:
-    """What handlers may use. Everything in it lives as long as the application."""
+    """What handlers may use. Everything in it lives as long as the application; a reload exchanges
+    the configuration and the parser."""
 
-    config: Config
+    live: Live
     clock: Clock
     models: Mapping[str, ServedModel]
     pipeline: Pipeline
@@ -33,7 +36,13 @@ class Gateway:
     log: DecisionLog
     learning: tuple[LearningLoop, ...]
     rollouts: Rollouts
+    rates: RateLimits
     started_s: float
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self.live.config
 
     def missing(self) -> dict[str, str]:
         """What keeps requests from being served: model -> why. Empty: ready."""

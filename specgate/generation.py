@@ -203,6 +203,11 @@ class Generation:
         return sum(len(prompt.prepared.token_ids) for prompt in self.prompts)
 
     @property
+    def num_tokens(self) -> int:
+        """Of prompts and answers."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
     def num_output_tokens(self) -> int:
         """Of all answers."""
         return sum(answer.num_output_tokens for answer in self.answers)

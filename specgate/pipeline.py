@@ -22,10 +22,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from specgate.admission import Admission
+from specgate.admission import Admission, Entrant
 from specgate.backends.base import Backend, ModelCard
 from specgate.clock import Clock
-from specgate.config import PolicyConfig, RequestsConfig
 from specgate.consistency import ConsistencyChecker
 from specgate.errors import (
     ApiError,
@@ -41,11 +40,13 @@ from specgate.estimate import Estimator
 from specgate.generation import Generation, Prompt, Times
 from specgate.guarding import PROBE_STEPS, Guarding, as_control
 from specgate.learning import Learner
+from specgate.live import Live
 from specgate.load import LoadMeter
 from specgate.policy.decide import Facts, unknown_policy
 from specgate.policy.guards import Openings
 from specgate.policy.overlay import decide_in_arm
 from specgate.policy.reasons import Reason
+from specgate.rate_limits import RateLimits, Reservation, answer_ceiling, estimated_tokens
 from specgate.rollouts import Rollouts
 from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.metrics import Metrics
@@ -94,20 +95,20 @@ class Pipeline:
     def __init__(
         self,
         models: Mapping[str, ServedModel],
-        policy: PolicyConfig,
-        limits: RequestsConfig,
+        live: Live,
         switches: Switches,
         estimator: Estimator,
         telemetry: Telemetry,
         clock: Clock,
         rollouts: Rollouts,
+        rates: RateLimits,
     ) -> None:
         self.models = models
         self.switches = switches
         self.num_open = 0
         self._running: set[Generation] = set()
-        self._policy = policy
-        self._limits = limits
+        self._live = live
+        self._rates = rates
         self._estimator = estimator
         self._metrics = telemetry.metrics
         self._log = telemetry.log
@@ -118,17 +119,22 @@ class Pipeline:
     async def run(self, request: GenerationRequest, arrival_s: float) -> AsyncIterator[Generation]:
         """The life of one request. Raises an ApiError if it may not run; the block reads
         `Generation.deltas()` and may be left at any moment."""
-        ends_at = asyncio.get_running_loop().time() + self._limits.deadline_s
-        ends_at -= self._clock.monotonic() - arrival_s
+        left_s = self._live.config.requests.deadline_s - (self._clock.monotonic() - arrival_s)
+        ends_at = asyncio.get_running_loop().time() + left_s
         generation: Generation | None = None
+        reservation: Reservation | None = None
         self.num_open += 1
         try:
             async with AsyncExitStack() as stack:
                 model = self._arrive(request)  # 1
+                reservation = self._rates.take(request.tenant, estimated_tokens(request))
+                who = Entrant(request.tenant, request.priority, left_s)
                 async with _deadline(ends_at):
-                    await stack.enter_async_context(model.admission.slot(_num_answers(request)))  # 2
+                    await stack.enter_async_context(model.admission.slot(_num_answers(request), who))  # 2
                     times = Times(arrival_s, self._clock.monotonic(), ends_at)
                     prompts = await self._encode(model, request)  # 3
+                num_prompt_tokens = sum(len(prompt.prepared.token_ids) for prompt in prompts)
+                reservation.set_to(num_prompt_tokens + answer_ceiling(request))
                 decision = self._settle(model, request, len(prompts[0].prepared.token_ids))  # 4, 5
                 model.learner.decided(decision)
                 generation = Generation(request, decision, prompts, model.backend, times, self._clock)  # 6
@@ -151,6 +157,8 @@ class Pipeline:
                         self._learn(model, generation)  # 12
         finally:
             self.num_open -= 1
+            if reservation is not None:
+                reservation.set_to(0 if generation is None else generation.num_tokens)
             if generation is None:  # then it is an exception that leads here
                 self._count_undecided(request, sys.exception())
 
@@ -199,7 +207,7 @@ class Pipeline:
             unsupported=request.unsupported,
         )
         arm = self._rollouts.assign(request, task.label)
-        return decide_in_arm(facts, self._policy, arm), openings
+        return decide_in_arm(facts, self._live.config.policy, arm), openings
 
     async def explain(self, model: ServedModel, request: GenerationRequest) -> Decision:
         """What would be decided now. The prompt is encoded if it can be, else its length is guessed."""

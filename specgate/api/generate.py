@@ -80,7 +80,9 @@ def caller_of(http: web.Request) -> Caller:
     """What the parser needs to know beside the body."""
     wanted = http.app[GATEWAY].rollouts.header_names
     headers = {name: http.headers[name] for name in wanted if name in http.headers}
-    return Caller(http[REQUEST_ID], http.get(TENANT, ""), http.headers.get(POLICY_HEADER), headers)
+    tenant = http.get(TENANT, "")
+    priority = http.app[GATEWAY].live.limits_of(tenant).priority
+    return Caller(http[REQUEST_ID], tenant, http.headers.get(POLICY_HEADER), headers, priority)
 
 
 async def _whole(generation: Generation, shape: Format, head: dict[str, Any]) -> web.Response:

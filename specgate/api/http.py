@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from specgate.api.parse import decode_json
-from specgate.config import AuthConfig, Config, KeyConfig, is_loopback
+from specgate.config import Config, KeyConfig, is_loopback
 from specgate.errors import (
     ApiError,
     BadRequest,
@@ -28,6 +28,7 @@ from specgate.errors import (
     Unauthorized,
 )
 from specgate.gateway import GATEWAY
+from specgate.live import Live
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,9 @@ async def add_request_id(http: web.Request, response: web.StreamResponse) -> Non
     """Signal handler: on every response, streams included."""
     response.headers["X-Request-Id"] = http.get(REQUEST_ID) or uuid.uuid4().hex
     response.headers["Server"] = "specgate"
+    tenant = http.get(TENANT)
+    if tenant is not None:
+        response.headers.update(http.app[GATEWAY].rates.headers(tenant))
 
 
 @web.middleware
@@ -138,10 +142,8 @@ def error_response(error: ApiError) -> web.Response:
 class KeyCheck:
     """API keys and admin keys, by hash and in constant time."""
 
-    def __init__(self, auth: AuthConfig, host: str) -> None:
-        self._api_keys = auth.api_keys
-        self._admin_keys = auth.admin_keys
-        self._is_keyless = auth.keyless_on_loopback and is_loopback(host)
+    def __init__(self, live: Live) -> None:
+        self._live = live
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -149,10 +151,10 @@ class KeyCheck:
         resource = request.match_info.route.resource  # what will run, however the path was spelled
         path = resource.canonical if resource is not None else ""
         if path.startswith("/admin/"):
-            self._check(request, self._admin_keys, "admin key")
+            self._check(request, self._live.config.auth.admin_keys, "admin key")
         elif path.startswith("/v1/") or path in ("/tokenize", "/detokenize"):
             try:
-                request[TENANT] = self._check(request, self._api_keys, "API key")
+                request[TENANT] = self._check(request, self._live.config.auth.api_keys, "API key")
             except ApiError as error:
                 request.app[GATEWAY].metrics.turned_away(error.default_code or "")
                 raise
@@ -165,7 +167,8 @@ class KeyCheck:
             if name is not None:
                 return name
             raise Unauthorized(f"This is no valid {what}.")
-        if self._is_keyless:
+        config = self._live.config
+        if config.auth.keyless_on_loopback and is_loopback(config.server.host):
             _refuse_other_sites(http)
             return ""
         if not keys:

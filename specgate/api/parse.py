@@ -33,6 +33,7 @@ class Caller:
     tenant: str = ""
     policy_header: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)  # those that rollouts look at; lower case
+    priority: int = 0  # of its key
 
 
 def decode_json(data: bytes, max_depth: int) -> dict[str, Any]:
@@ -127,6 +128,7 @@ class Parser:
             tenant=caller.tenant,
             user=fields.get("user", ""),
             headers=caller.headers,
+            priority=_priority(fields, caller.priority),
         )
 
     def _overrides(self, body: _Fields, header: str | None) -> Overrides:
@@ -200,6 +202,17 @@ def _logit_bias(raw: _Fields) -> dict[int, float]:
 
 
 def _chat_max_tokens(fields: _Fields) -> int | None:
+def _priority(fields: _Fields, own: int) -> int:
+    """Smaller is served first. Nobody gets ahead of their key's place by asking."""
+    asked: int = fields.get("priority", own)
+    if asked < own:
+        raise Forbidden(
+            f"'priority' is {asked}; yours is {own}: only a greater number, served later, may be asked for.",
+            "priority",
+        )
+    return asked
+
+
     old, new = fields.get("max_tokens"), fields.get("max_completion_tokens")
     if old is not None and new is not None and old != new:
         raise BadRequest("'max_tokens' and 'max_completion_tokens' differ; give one.", "max_tokens")

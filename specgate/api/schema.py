@@ -161,6 +161,7 @@ def _common(limits: RequestsConfig) -> JsonSchema:
         "min_tokens": _integer(0, 2**31 - 1),
         "ignore_eos": {"type": "boolean"},
         "stop_token_ids": {"type": "array", "items": _TOKEN, "maxItems": limits.max_stop},
+        "priority": _integer(-1000, 1000, "smaller is served first; not below that of the key"),
         "specgate": SPECGATE,
     }
 

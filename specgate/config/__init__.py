@@ -2,9 +2,9 @@
 
 from specgate.config.check import is_loopback
 from specgate.config.jsonschema import config_json_schema
+from specgate.config.limits import AdmissionConfig, KeyLimits
 from specgate.config.loader import LOCAL_CONFIG, is_rollout, load_config, load_rollout, parse_config
 from specgate.config.schema import (
-    AdmissionConfig,
     AuthConfig,
     CanaryConfig,
     Config,
@@ -28,6 +28,7 @@ __all__ = [
     "DecisionLogConfig",
     "FakeConfig",
     "KeyConfig",
+    "KeyLimits",
     "LearningConfig",
     "LoggingConfig",
     "ModelConfig",

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from engine.config import DraftModelConfig, EngineConfig, ImposedConfig, NgramConfig
 from specgate.config.fields import TaskName, setting
 from specgate.config.guards import GuardsConfig
+from specgate.config.limits import AdmissionConfig, KeyLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class KeyConfig:
     name: str = setting(MISSING, "whose key it is: the tenant in logs and metrics", pattern=r"[\w.@-]{1,64}")
     sha256: str = setting(MISSING, "SHA-256 of the key in hex", pattern=r"[0-9a-f]{64}")
 
+    limits: KeyLimits | None = setting(None, "what it may use; null: as `admission.per_key` says")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthConfig:
@@ -57,14 +59,6 @@ class RequestsConfig:
     max_prompts: int = setting(64, "most prompts in one call of /v1/completions", ge=1, le=2048)
     max_stop: int = setting(16, "most stop strings, and most stop token ids", ge=1, le=1024)
     max_logprobs: int = setting(20, "largest `top_logprobs` and `logprobs`", ge=0, le=100)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionConfig:
-    """How many answers run at once in one model, and how many wait. `n` answers count n times."""
-
-    max_concurrent: int = setting(64, "answers in the backend at once", ge=1)
-    max_queue: int = setting(256, "requests waiting to be admitted; more get a 429", ge=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgate.admission import Admission
+from specgate.admission import Admission, Entrant
 from specgate.clock import FakeClock
-from specgate.config import AdmissionConfig
-from specgate.errors import TooManyRequests
+from specgate.config import AdmissionConfig, KeyLimits
+from specgate.errors import QueueTooSlow, TooManyRequests
 
 
 async def test_first_come_first_served_and_bounded() -> None:
@@ -49,19 +49,84 @@ async def test_retry_after_follows_the_pace() -> None:
     assert refused.value.retry_after_s == 3
 
 
+async def test_who_cannot_be_served_in_time_is_told_at_once() -> None:
+    clock = FakeClock()
+    admission = Admission(AdmissionConfig(max_concurrent=2, max_queue=10), clock)
+    for _ in range(4):
+        async with admission.slot(1):
+            clock.advance(4.0)
+    async with admission.slot(2):
+        with pytest.raises(QueueTooSlow) as refused:  # 2 s to the next free slot
+            await admission.slot(1, Entrant(patience_s=1.9)).__aenter__()
+        assert refused.value.retry_after_s == 2
+        waiting = asyncio.create_task(admission.slot(1, Entrant(patience_s=2.1)).__aenter__())
+        await asyncio.sleep(0)
+        assert admission.num_queued == 1
+        with pytest.raises(QueueTooSlow):
+            await admission.slot(1, Entrant(patience_s=2.1)).__aenter__()
+    await waiting
+
+
+async def test_a_quarter_of_the_queue_is_kept_for_keys_that_have_nothing_in_it() -> None:
+    config = AdmissionConfig(max_concurrent=1, max_queue=8)
+    admission = Admission(config, FakeClock(), has_many_keys=lambda: True)
+    async with admission.slot(1):
+        tasks = [asyncio.create_task(admission.slot(1, Entrant("a")).__aenter__()) for _ in range(6)]
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyRequests):
+            await admission.slot(1, Entrant("a")).__aenter__()
+        tasks += [asyncio.create_task(admission.slot(1, Entrant(key)).__aenter__()) for key in "bc"]
+        await asyncio.sleep(0)
+        assert admission.num_queued == 8
+        with pytest.raises(TooManyRequests):
+            await admission.slot(1, Entrant("d")).__aenter__()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert (admission.num_queued, admission.num_running, admission._num_used) == (0, 0, 0)
+
+
+async def test_fewer_slots_while_requests_run_take_effect_as_they_end() -> None:
+    admission = Admission(AdmissionConfig(max_concurrent=3, max_queue=5), FakeClock())
+    leave = [asyncio.Event() for _ in range(4)]
+
+    async def client(number: int) -> None:
+        async with admission.slot(1):
+            await leave[number].wait()
+
+    tasks = [asyncio.create_task(client(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    admission.reconfigure(AdmissionConfig(max_concurrent=1, max_queue=5))
+    for number, running in enumerate([2, 1, 1]):
+        leave[number].set()
+        await asyncio.gather(tasks[number])
+        await asyncio.sleep(0)
+        assert admission.num_running == running
+    leave[3].set()
+    await asyncio.gather(*tasks)
+    assert (admission.num_queued, admission.num_running, admission._num_used) == (0, 0, 0)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     moves=st.lists(st.tuples(st.sampled_from(["arrive", "leave", "cancel"]), st.integers(0, 7)), max_size=60),
     max_concurrent=st.integers(1, 4),
+    own_limit=st.integers(1, 3),
 )
-def test_slots_are_never_lost_nor_doubled(moves: list[tuple[str, int]], max_concurrent: int) -> None:
+def test_slots_are_never_lost_nor_doubled(
+    moves: list[tuple[str, int]], max_concurrent: int, own_limit: int
+) -> None:
     async def play() -> None:
-        admission = Admission(AdmissionConfig(max_concurrent=max_concurrent, max_queue=3), FakeClock())
+        admission = Admission(
+            AdmissionConfig(max_concurrent=max_concurrent, max_queue=3),
+            FakeClock(),
+            lambda key: KeyLimits(max_concurrent=own_limit if key == "b" else None),
+        )
         inside: dict[asyncio.Task[None], tuple[int, asyncio.Event]] = {}
         tasks: list[tuple[asyncio.Task[None], asyncio.Event]] = []
 
-        async def client(weight: int, leave: asyncio.Event) -> None:
-            async with admission.slot(weight):
+        async def client(weight: int, who: Entrant, leave: asyncio.Event) -> None:
+            async with admission.slot(weight, who):
                 me = asyncio.current_task()
                 assert me is not None
                 inside[me] = (min(weight, max_concurrent), leave)
@@ -72,8 +137,8 @@ def test_slots_are_never_lost_nor_doubled(moves: list[tuple[str, int]], max_conc
 
         for move, number in moves:
             if move == "arrive":
-                leave = asyncio.Event()
-                tasks.append((asyncio.create_task(client(1 + number % 3, leave)), leave))
+                leave, who = asyncio.Event(), Entrant("ab"[number % 2], number // 4)
+                tasks.append((asyncio.create_task(client(1 + number % 3, who, leave)), leave))
             elif tasks:
                 task, leave = tasks[number % len(tasks)]
                 # Leaving and cancelling in the same turn of the loop is where slots get lost.
