@@ -29,12 +29,13 @@ from specgate.features import LearnedEstimator
 from specgate.gateway import GATEWAY, Gateway
 from specgate.guarding import Guarding, GuardSurroundings
 from specgate.learning import Learner
+from specgate.live import Live
 from specgate.learning_loop import LearningLoop
 from specgate.load import LoadMeter
 from specgate.pipeline import Pipeline, ServedModel, Switches, Telemetry
 from specgate.policy.guard_costs import LatestCosts
-from specgate.rollout_store import RolloutStore
 from specgate.rate_limits import RateLimits
+from specgate.rollout_store import RolloutStore
 from specgate.rollouts import Rollouts, load_rollouts
 from specgate.switch_store import load_force
 from specgate.telemetry.decision_log import DecisionLog
@@ -64,16 +65,15 @@ def build_app(
     To notice clients that go away before their answer, serve it by `make_runner`.
     """
     clock = clock or SystemClock()
-    models: dict[str, ServedModel] = {}
-    force_path = config.guards.force_path
     live = Live(config)
     rates = RateLimits(live.limits_of, clock)
     switches = Switches(forced_policy=load_force(Path(force_path)) if force_path is not None else None)
+    models: dict[str, ServedModel] = {}
+    force_path = config.guards.force_path
     process = ProcessReader(clock)
     metrics = Metrics(registry or CollectorRegistry(), _live_reader(models, process))
     loops = []
     for model in config.models:
-        learner = Learner(config.policy, config.learning, metrics.erred)
         loop = LearningLoop(model, learner, config.learning, metrics, clock)
         sweep_s = 0.0 if loop.has_latency_model else config.learning.sweep_s
         backend = backends[model.id] if backends is not None else _build_backend(model, clock, sweep_s)
