@@ -29,8 +29,8 @@ from specgate.features import LearnedEstimator
 from specgate.gateway import GATEWAY, Gateway
 from specgate.guarding import Guarding, GuardSurroundings
 from specgate.learning import Learner
-from specgate.live import Live
 from specgate.learning_loop import LearningLoop
+from specgate.live import Live
 from specgate.load import LoadMeter
 from specgate.pipeline import Pipeline, ServedModel, Switches, Telemetry
 from specgate.policy.guard_costs import LatestCosts
@@ -67,11 +67,12 @@ def build_app(
     clock = clock or SystemClock()
     live = Live(config)
     rates = RateLimits(live.limits_of, clock)
-    switches = Switches(forced_policy=load_force(Path(force_path)) if force_path is not None else None)
     models: dict[str, ServedModel] = {}
     force_path = config.guards.force_path
+    switches = Switches(forced_policy=load_force(Path(force_path)) if force_path is not None else None)
     process = ProcessReader(clock)
-    metrics = Metrics(registry or CollectorRegistry(), _live_reader(models, process))
+    metrics = Metrics(
+    )
     loops = []
     for model in config.models:
         loop = LearningLoop(model, learner, config.learning, metrics, clock)
@@ -110,20 +111,20 @@ def build_app(
             Telemetry(metrics, log),
             clock,
             rollouts,
+            rates,
         ),
         parser=Parser(config.requests),
         turnstile=Turnstile(),
         switches=switches,
-            rates,
         metrics=metrics,
         log=log,
         learning=tuple(loops),
         rollouts=rollouts,
+        rates=rates,
         started_s=clock.monotonic(),
     )
     keys = KeyCheck(live)
     middlewares: list[Middleware] = [request_ids, errors, keys.middleware]
-        rates=rates,
     app = web.Application(middlewares=middlewares)
     app[GATEWAY] = gateway
     app.on_response_prepare.append(add_request_id)
