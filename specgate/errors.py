@@ -154,8 +154,6 @@ class TooManyRequests(ApiError):
     default_retry_after_s = 1
 
 
-class InternalError(ApiError):
-    """A fault of ours: the caller gets the request id, never a trace."""
 class QueueTooSlow(TooManyRequests):
     """By the present pace the request would wait longer than it may."""
 
@@ -168,6 +166,8 @@ class RateLimited(TooManyRequests):
     default_code = "rate_limit_exceeded"
 
 
+class InternalError(ApiError):
+    """A fault of ours: the caller gets the request id, never a trace."""
 
     status = 500
     error_type = "server_error"

@@ -201,7 +201,6 @@ def _logit_bias(raw: _Fields) -> dict[int, float]:
     return bias
 
 
-def _chat_max_tokens(fields: _Fields) -> int | None:
 def _priority(fields: _Fields, own: int) -> int:
     """Smaller is served first. Nobody gets ahead of their key's place by asking."""
     asked: int = fields.get("priority", own)
@@ -213,6 +212,7 @@ def _priority(fields: _Fields, own: int) -> int:
     return asked
 
 
+def _chat_max_tokens(fields: _Fields) -> int | None:
     old, new = fields.get("max_tokens"), fields.get("max_completion_tokens")
     if old is not None and new is not None and old != new:
         raise BadRequest("'max_tokens' and 'max_completion_tokens' differ; give one.", "max_tokens")

@@ -160,8 +160,8 @@ def _common(limits: RequestsConfig) -> JsonSchema:
         "repetition_penalty": _number(0.01, 10),
         "min_tokens": _integer(0, 2**31 - 1),
         "ignore_eos": {"type": "boolean"},
-        "stop_token_ids": {"type": "array", "items": _TOKEN, "maxItems": limits.max_stop},
         "priority": _integer(-1000, 1000, "smaller is served first; not below that of the key"),
+        "stop_token_ids": {"type": "array", "items": _TOKEN, "maxItems": limits.max_stop},
         "specgate": SPECGATE,
     }
 

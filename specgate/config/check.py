@@ -39,10 +39,10 @@ def cross_check(config: Config) -> Iterator[tuple[str, str]]:
         for index, name in enumerate(names):
             if name in names[:index]:
                 yield f"auth.{group}.{index}.name", f"{name!r} is already taken"
-    shared = {key.sha256 for key in auth.api_keys} & {key.sha256 for key in auth.admin_keys}
     for index, key in enumerate(auth.admin_keys):
         if key.limits is not None:
             yield f"auth.admin_keys.{index}.limits", "does nothing: limits are for API keys"
+    shared = {key.sha256 for key in auth.api_keys} & {key.sha256 for key in auth.admin_keys}
     if shared:
         yield "auth.admin_keys", "an admin key must not be an API key as well"
 

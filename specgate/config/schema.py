@@ -35,8 +35,8 @@ class KeyConfig:
 
     name: str = setting(MISSING, "whose key it is: the tenant in logs and metrics", pattern=r"[\w.@-]{1,64}")
     sha256: str = setting(MISSING, "SHA-256 of the key in hex", pattern=r"[0-9a-f]{64}")
-
     limits: KeyLimits | None = setting(None, "what it may use; null: as `admission.per_key` says")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthConfig:
