@@ -71,10 +71,10 @@ def build_app(
     force_path = config.guards.force_path
     switches = Switches(forced_policy=load_force(Path(force_path)) if force_path is not None else None)
     process = ProcessReader(clock)
-    metrics = Metrics(
-    )
+    metrics = Metrics(registry or CollectorRegistry(), _live_reader(models, process))
     loops = []
     for model in config.models:
+        learner = Learner(config.policy, config.learning, metrics.erred)
         loop = LearningLoop(model, learner, config.learning, metrics, clock)
         sweep_s = 0.0 if loop.has_latency_model else config.learning.sweep_s
         backend = backends[model.id] if backends is not None else _build_backend(model, clock, sweep_s)
