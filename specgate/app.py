@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from aiohttp import web
@@ -31,6 +30,7 @@ from specgate.guarding import Guarding, GuardSurroundings
 from specgate.learning import Learner
 from specgate.learning_loop import LearningLoop
 from specgate.live import Live
+from specgate.live_readings import live_reader
 from specgate.load import LoadMeter
 from specgate.pipeline import Pipeline, ServedModel, Switches, Telemetry
 from specgate.policy.guard_costs import LatestCosts
@@ -39,9 +39,10 @@ from specgate.rollout_store import RolloutStore
 from specgate.rollouts import Rollouts, load_rollouts
 from specgate.switch_store import load_force
 from specgate.telemetry.decision_log import DecisionLog
+from specgate.telemetry.device import find_gpus
 from specgate.telemetry.faults import FaultLog
 from specgate.telemetry.logs import set_up_logging
-from specgate.telemetry.metrics import LiveReadings, Metrics
+from specgate.telemetry.metrics import Metrics
 from specgate.telemetry.process import ProcessReader
 from specgate.turnstile import Turnstile
 from specgate.watch import Watch
@@ -71,10 +72,12 @@ def build_app(
     force_path = config.guards.force_path
     switches = Switches(forced_policy=load_force(Path(force_path)) if force_path is not None else None)
     process = ProcessReader(clock)
-    metrics = Metrics(registry or CollectorRegistry(), _live_reader(models, process))
+    metrics = Metrics(
+        registry or CollectorRegistry(), live_reader(models, process, find_gpus(config.models))
+    )
     loops = []
     for model in config.models:
-        learner = Learner(config.policy, config.learning, metrics.erred)
+        learner = Learner(config.policy, config.learning, metrics.predicted)
         loop = LearningLoop(model, learner, config.learning, metrics, clock)
         sweep_s = 0.0 if loop.has_latency_model else config.learning.sweep_s
         backend = backends[model.id] if backends is not None else _build_backend(model, clock, sweep_s)
@@ -275,40 +278,6 @@ def _checker(
         guards.wants_check,
         told,
     )
-
-
-def _live_reader(models: Mapping[str, ServedModel], process: ProcessReader) -> Callable[[], LiveReadings]:
-    def read() -> LiveReadings:
-        loads = [model.backend.load() for model in models.values()]
-        return LiveReadings(
-            num_running=sum(model.admission.num_running for model in models.values()),
-            num_waiting=sum(model.admission.num_queued for model in models.values())
-            + sum(load.num_waiting for load in loads),
-            kv_blocks={
-                "free": sum(load.num_free_blocks - load.num_cached_blocks for load in loads),
-                "cached": sum(load.num_cached_blocks for load in loads),
-                "used": sum(load.num_used_blocks for load in loads),
-            },
-            num_engine_restarts=sum(model.backend.status().num_restarts for model in models.values()),
-            utilization=process.utilization(),
-            memory_bytes=_memory_by_part(
-                [model.backend.card.details.get("memory_bytes", {}) for model in models.values()],
-                process.memory_bytes(),
-            ),
-        )
-
-    return read
-
-
-def _memory_by_part(models: Sequence[Mapping[str, int]], resident: int | None) -> dict[str, int]:
-    """All models' parts together. Where no GPU is, `other` is what the processes hold beside weights:
-    the pages of a KV cache come into being as its blocks are first used."""
-    parts: Counter[str] = Counter()
-    for model in models:
-        parts.update(model)
-    if "other" not in parts and resident is not None:
-        parts["other"] = max(0, resident - parts["target_weights"] - parts["draft_weights"])
-    return dict(parts)
 
 
 def _add_routes(app: web.Application) -> None:

@@ -12,6 +12,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from engine.types import StepRecord
@@ -51,9 +52,9 @@ _MIN_WAITS = 20  # finished requests before the learned TTFT is believed
 
 
 class ErrorListener(Protocol):
-    """Who is told how far predictions were off (the metrics)."""
+    """Who is told what was predicted and what came of it (the metrics)."""
 
-    def __call__(self, model: str, seconds: float) -> None: ...
+    def __call__(self, model: str, predicted_s: float, measured_s: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class AcceptanceReading:
     num_requests: int
 
 
-def _ignore(model: str, seconds: float) -> None:
+def _ignore(model: str, predicted_s: float, measured_s: float) -> None:
     """Nobody listens."""
 
 
@@ -79,7 +80,7 @@ class Learner:
         self._policy = policy
         self.config = learning
         self._on_error = on_error
-        self.steps = StepLearner(lambda seconds: on_error("step_latency", seconds))
+        self.steps = StepLearner(partial(on_error, "step_latency"))
         self.acceptance_model = Acceptance()
         self.lengths = OutputLength()
         self.ttft = Wait("ttft")
@@ -171,7 +172,7 @@ class Learner:
         ):
             if predicted_ms is not None and actual_s is not None:
                 self._request_scores[name].add(predicted_ms / 1e3, actual_s)
-                self._on_error(name, abs(predicted_ms / 1e3 - actual_s))
+                self._on_error(name, predicted_ms / 1e3, actual_s)
 
     def _learn_length(self, outcome: RequestOutcome) -> None:
         request, task = outcome.request, outcome.decision.task

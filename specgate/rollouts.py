@@ -37,7 +37,7 @@ _SAVE_EVERY_S = 10.0  # evidence; changes of stage are saved at once
 class RolloutMetrics(Protocol):
     """Where rollouts are shown."""
 
-    def rollout_moved(self, name: str, stage: int, share: float) -> None: ...
+    def rollout_moved(self, name: str, stage: int, share: float, status: str) -> None: ...
 
     def arm_finished(self, name: str, arm: str, outcome: RequestOutcome) -> None: ...
 
@@ -176,7 +176,7 @@ class Rollouts:
         self._rollouts[config.rollout] = rollout
         began = "goes on" if is_same else "begins"
         logger.info("the rollout %s %s: %s, stage %d", config.rollout, began, rollout.status, rollout.stage)
-        self._metrics.rollout_moved(rollout.name, rollout.stage, rollout.share)
+        self._metrics.rollout_moved(rollout.name, rollout.stage, rollout.share, rollout.status)
         self._is_dirty = True
         self._saved_s = -_SAVE_EVERY_S
 
@@ -202,7 +202,7 @@ class Rollouts:
         level = logging.WARNING if event.status is Status.ROLLED_BACK else logging.INFO
         where = f"stage {event.stage + 1} of {len(rollout.config.stages_percent)}, {rollout.share:.0%}"
         logger.log(level, "the rollout %s is %s (%s): %s", event.rollout, event.status, where, event.why)
-        self._metrics.rollout_moved(rollout.name, rollout.stage, rollout.share)
+        self._metrics.rollout_moved(rollout.name, rollout.stage, rollout.share, rollout.status)
         self._is_dirty = True
         self._saved_s = -_SAVE_EVERY_S
 

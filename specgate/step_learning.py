@@ -124,8 +124,10 @@ class TrafficMeter:
 class StepLearner:
     """The one writer of a model's `StepLatency`."""
 
-    def __init__(self, on_error: Callable[[float], None] = lambda _seconds: None) -> None:
-        """`on_error` gets the absolute error of each prediction, in seconds."""
+    def __init__(
+        self, on_error: Callable[[float, float], None] = lambda _predicted_s, _measured_s: None
+    ) -> None:
+        """`on_error` gets each prediction and what was measured, in seconds."""
         self.model = StepLatency()
         self.meter = TrafficMeter()
         self.busy_s = 0.0  # time spent in steps
@@ -149,7 +151,7 @@ class StepLearner:
         if not predicted.is_prior:
             window = self._scores.setdefault(kind, ScoreWindow())
             window.add(predicted.seconds, record.seconds, _equal_work(work))
-            self._on_error(abs(predicted.seconds - record.seconds))
+            self._on_error(predicted.seconds, record.seconds)
         self.model.learn_one(work, _timing(record))
 
     def _plain_s(self, record: StepRecord) -> float | None:

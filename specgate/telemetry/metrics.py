@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.types import BASELINE, StepRecord
+from specgate.policy.canary import Status
 from specgate.policy.door import DoorState
 from specgate.policy.guards import Change, task_name
 from specgate.policy.reasons import Reason
@@ -24,26 +25,10 @@ from specgate.types import RequestOutcome
 
 _SHORT_S = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
 _LONG_S = (
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.2,
-    0.35,
-    0.5,
-    0.75,
-    1.0,
-    1.5,
-    2.5,
-    5.0,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-    160.0,
-    600.0,
-)
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0,
+    80.0, 160.0, 600.0,
+)  # fmt: skip
+_ERROR_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 _MAX_POSITION = 15  # deeper positions share the last label
 _Series = TypeVar("_Series", Counter, Gauge, Histogram)
@@ -69,11 +54,11 @@ class _LiveCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         now = self._read()
         yield GaugeMetricFamily(
-            "specgate_running_requests", "Requests admitted and not finished", value=now.num_running
+            "specgate_running_requests", "Answers being prefilled or decoded", value=now.num_running
         )
         yield GaugeMetricFamily(
             "specgate_waiting_requests",
-            "Requests waiting: for admission or in the engine",
+            "Waiting for admission, or admitted and not yet scheduled by the engine",
             value=now.num_waiting,
         )
         blocks = GaugeMetricFamily(
@@ -213,12 +198,21 @@ class Metrics:
 
     def _register_models(self) -> None:
         self.prediction_error = self._histogram(
-            "prediction_error_seconds", "Absolute error of predictions", _SHORT_S, "model"
+            "prediction_error_seconds", "Absolute error of predictions", _ERROR_S, "model"
+        )
+        self.predicted_s = self._counter(
+            "predicted_seconds_total", "Sum of predictions, to set beside what was measured", "model"
+        )
+        self.measured_s = self._counter(
+            "measured_seconds_total", "Sum of what came of the same predictions", "model"
         )
         self.coefficient = self._gauge(
             "latency_model_coefficient", "Fitted coefficients, in their units", "name"
         )
         self.canary_stage = self._gauge("canary_stage", "Stage a rollout is in", "name")
+        self.canary_status = self._gauge(
+            "canary_status", "1 for the status a rollout has, 0 for the others", "name", "status"
+        )
         by_arm = ("name", "arm")
         self.canary_requests = self._counter(
             "canary_requests_total", "Requests of a rollout by arm and how they ended", *by_arm, "outcome"
@@ -251,10 +245,12 @@ class Metrics:
         """A consistency check: match, mismatch or abandoned."""
         self._of(self.consistency_checks, result).inc()
 
-    def rollout_moved(self, name: str, stage: int, share: float) -> None:
+    def rollout_moved(self, name: str, stage: int, share: float, status: str) -> None:
         """A rollout began, rose or fell."""
         self._of(self.canary_stage, name).set(stage)
         self._of(self.canary_share, name).set(share)
+        for known in Status:
+            self._of(self.canary_status, name, known.value).set(known == status)
 
     def arm_finished(self, name: str, arm: str, outcome: RequestOutcome) -> None:
         """A request of an arm of a rollout has ended."""
@@ -349,9 +345,11 @@ class Metrics:
         for error in record.drafter_errors:
             self._of(self.drafter_errors, error.method, error.kind).inc()
 
-    def erred(self, model: str, seconds: float) -> None:
-        """By how much a prediction was off."""
-        self._of(self.prediction_error, model).observe(seconds)
+    def predicted(self, model: str, predicted_s: float, measured_s: float) -> None:
+        """What was predicted, and what came of it."""
+        self._of(self.prediction_error, model).observe(abs(predicted_s - measured_s))
+        self._of(self.predicted_s, model).inc(max(0.0, predicted_s))
+        self._of(self.measured_s, model).inc(max(0.0, measured_s))
 
     def fitted(self, coefficients: Mapping[str, float]) -> None:
         """The latency model as it stands."""

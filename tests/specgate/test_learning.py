@@ -77,15 +77,15 @@ def trained() -> Learner:
 
 
 def test_steps_are_scored_on_predictions_made_before_they_were_learned() -> None:
-    errors: list[tuple[str, float]] = []
-    learner = Learner(
-        PolicyConfig(), LearningConfig(), lambda model, seconds: errors.append((model, seconds))
-    )
+    told: list[tuple[str, float, float]] = []
+    learner = Learner(PolicyConfig(), LearningConfig(), lambda *prediction: told.append(prediction))
     learner.stepped(record(0, 0.02))
-    assert errors == []  # nothing was known, so nothing was predicted
+    assert told == []  # nothing was known, so nothing was predicted
     learner.stepped(record(1, 0.05))
-    assert errors[0][0] == "step_latency"
-    assert errors[0][1] == pytest.approx(0.03, abs=0.002)
+    model, predicted_s, measured_s = told[0]
+    assert model == "step_latency"
+    assert predicted_s == pytest.approx(0.02, abs=0.002)
+    assert measured_s == 0.05
 
 
 def test_a_record_that_cannot_be_is_left_out_and_learning_goes_on() -> None:

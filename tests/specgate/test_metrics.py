@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import replace
 
@@ -9,10 +10,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.stats import SequenceCounters
-from engine.types import DrafterError, DraftWork, StepRecord
+from engine.types import DrafterError, DraftWork, EngineLoad, StepRecord
 from specgate.app import build_app
+from specgate.config import AdmissionConfig
 from specgate.types import RequestOutcome
-from tests.specgate.gateway import MODEL, make_config, running
+from tests.specgate.gateway import MODEL, eventually, make_config, running
 
 SERIES = [
     "requests_total",
@@ -52,7 +54,10 @@ SERIES = [
     "accelerator_memory_bytes",
     "prediction_error_seconds",
     "latency_model_coefficient",
+    "predicted_seconds_total",
+    "measured_seconds_total",
     "canary_stage",
+    "canary_status",
     "canary_share_ratio",
     "rejected_requests_total",
 ]
@@ -161,6 +166,51 @@ async def test_step_records_feed_drafter_errors_and_device_time() -> None:
             "verify_seconds_total": 0.25,
         }.items():
             assert await server.metric(f"specgate_{series}") == pytest.approx(value), series
+
+
+async def test_running_and_waiting_are_apart() -> None:
+    """What the engine has not scheduled waits; what it has not been told of yet does not vanish."""
+    admission = AdmissionConfig(max_concurrent=3)
+    async with running(make_config(admission=admission), step_s=30) as server:
+        tasks = [asyncio.create_task(server.chat()) for _ in range(4)]
+        await eventually(lambda: server.fake.num_running == 3)
+        for load, expected in {
+            EngineLoad(1, 2, 9, 0, 1, 10): (1, 3),
+            EngineLoad(3, 0, 9, 0, 1, 10): (3, 1),
+            EngineLoad(0, 0, 10, 0, 0, 10): (3, 1),
+        }.items():
+            server.fake.load = lambda load=load: load  # type: ignore[method-assign]
+            shown = (
+                await server.metric("specgate_running_requests"),
+                await server.metric("specgate_waiting_requests"),
+            )
+            assert shown == expected, load
+        del server.fake.load
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_predictions_are_set_beside_what_came_of_them() -> None:
+    async with running() as server:
+        server.gateway.metrics.predicted("ttft", 0.5, 0.2)
+        server.gateway.metrics.predicted("ttft", 0.1, 0.2)
+        for series, value in {
+            'predicted_seconds_total{model="ttft"}': 0.6,
+            'measured_seconds_total{model="ttft"}': 0.4,
+            'prediction_error_seconds_sum{model="ttft"}': 0.4,
+            'prediction_error_seconds_bucket{le="0.1",model="ttft"}': 1,
+        }.items():
+            assert await server.metric(f"specgate_{series}") == pytest.approx(value), series
+
+
+async def test_a_rollout_has_one_status() -> None:
+    async with running() as server:
+        server.gateway.metrics.rollout_moved("r", 2, 0.25, "running")
+        server.gateway.metrics.rollout_moved("r", 0, 0.0, "rolled_back")
+        assert await server.metric('specgate_canary_status{name="r",status="rolled_back"}') == 1
+        assert await server.metric('specgate_canary_status{name="r",status="running"}') == 0
+        assert await server.metric('specgate_canary_share_ratio{name="r"}') == 0
 
 
 async def test_labels_stay_bounded_whatever_callers_send() -> None:
