@@ -26,6 +26,7 @@ class Overrides:
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
     explore: bool = True
+    learn: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class GenerationRequest:
     user: str = ""  # the field `user`: keeps its arm of a rollout
     headers: Mapping[str, str] = field(default_factory=dict)  # those that rollouts look at; lower case
     priority: int = 0
+    has_trace: bool = False  # streamed pieces say which drafter they came from
+    raw: bytes = b""  # the body as it came, for models that other servers run
 
     @property
     def user_text(self) -> str:
@@ -77,6 +80,12 @@ class PreparedPrompt:
 
     token_ids: tuple[int, ...]
     text: str  # after the chat template; never logged
+    num_guessed: int | None = None  # tokens, where only other servers can count them
+
+    @property
+    def num_tokens(self) -> int:
+        """Counted, or guessed where they cannot be."""
+        return len(self.token_ids) if self.num_guessed is None else self.num_guessed
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,14 @@ class Delta:
     finish_reason: str | None = None  # stop, length, tool_calls
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     stats: SequenceStats | None = None
+    # From other servers: their bytes (whole events, or a whole JSON body) to be passed on as they are, and
+    # the answer whose tokens they are. `stats` may then come after the delta with `finish_reason`.
+    raw: bytes | None = None
+    answer: int = 0
+    network_s: float | None = None  # time on the network, where the model is elsewhere; told once
+    # With `GenerationRequest.has_trace`: the text in pieces, each with the drafter whose accepted draft
+    # token it came from; None: from the target.
+    pieces: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,3 +250,4 @@ class RequestOutcome:
     stats: tuple[SequenceStats, ...] = ()
     policy_changes: tuple[PolicyChange, ...] = ()
     inter_token_s: tuple[tuple[float, int], ...] = ()  # (gap, tokens in the emission after it)
+    network_s: float | None = None  # all answers together, where the model is elsewhere

@@ -34,6 +34,7 @@ class Caller:
     policy_header: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)  # those that rollouts look at; lower case
     priority: int = 0  # of its key
+    raw: bytes = b""  # the body as it came
 
 
 def decode_json(data: bytes, max_depth: int) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class Parser:
         """A body of /v1/completions. A list of prompts gives `prompt` and `more_prompts`."""
         check(body, self._completions_schema)
         fields = {name: value for name, value in body.items() if value is not None}
-        prompts = _prompts(fields["prompt"])
+        prompts = prompts_of(fields["prompt"])
         max_tokens = fields.get("max_tokens", _COMPLETIONS_MAX_TOKENS)
         sampling = _sampling(fields, max_tokens, fields.get("logprobs"))
         has_echo = bool(fields.get("echo", False))
@@ -128,7 +129,7 @@ class Parser:
             tenant=caller.tenant,
             user=fields.get("user", ""),
             headers=caller.headers,
-            priority=_priority(fields, caller.priority),
+            priority=priority_of(fields, caller.priority),
         )
 
     def _overrides(self, body: _Fields, header: str | None) -> Overrides:
@@ -152,7 +153,7 @@ class Parser:
                 "specgate.num_speculative_tokens",
             )
         slo = body.get("slo") or {}
-        explore = body.get("explore")
+        explore, learn = body.get("explore"), body.get("learn")
         return Overrides(
             policy=policy,
             num_speculative_tokens=depth,
@@ -161,6 +162,7 @@ class Parser:
             slo_ttft_ms=slo.get("ttft_ms"),
             slo_tpot_ms=slo.get("tpot_ms"),
             explore=True if explore is None else explore,
+            learn=True if learn is None else learn,
         )
 
 
@@ -201,7 +203,7 @@ def _logit_bias(raw: _Fields) -> dict[int, float]:
     return bias
 
 
-def _priority(fields: _Fields, own: int) -> int:
+def priority_of(fields: _Fields, own: int) -> int:
     """Smaller is served first. Nobody gets ahead of their key's place by asking."""
     asked: int = fields.get("priority", own)
     if asked < own:
@@ -219,7 +221,8 @@ def _chat_max_tokens(fields: _Fields) -> int | None:
     return new if new is not None else old
 
 
-def _prompts(prompt: Any) -> tuple[str | tuple[int, ...], ...]:
+def prompts_of(prompt: Any) -> tuple[str | tuple[int, ...], ...]:
+    """One or several prompts, each text or token ids."""
     if isinstance(prompt, str):
         return (prompt,)
     if isinstance(prompt[0], int):

@@ -56,6 +56,7 @@ SPECGATE = _closed(
         "objective": {"type": "string", "enum": ["latency", "throughput", "slo"]},
         "slo": _closed({"ttft_ms": _number(0, 1e9), "tpot_ms": _number(0, 1e9)}),
         "explore": {"type": "boolean", "description": "false: never explored on"},
+        "learn": {"type": "boolean", "description": "false: a synthetic request, of which nothing is learned"},
     }
 )
 

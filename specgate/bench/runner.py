@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from specgate.bench.client import Client
 from specgate.bench.load import closed_loop, open_loop
@@ -98,11 +99,15 @@ async def warm_up(client: Client, prompts: Iterator[Job], duration_s: float) -> 
     return [read_answer(answer, client.arm) for answer in answers]
 
 
-async def ask_all(client: Client, pool: Pool, askings: Sequence[Asking]) -> list[Record]:
-    """Every prompt once under every sampling: so a drafter of imposed acceptance learns the texts."""
+async def ask_all(
+    client: Client, pool: Pool, askings: Sequence[Asking], extra: Mapping[str, Any]
+) -> list[Record]:
+    """Every prompt once under every sampling: so a drafter of imposed acceptance learns the texts.
+    `extra` goes into each body."""
     jobs = [
         make_job(f"all/{asking.sampling}/{prompt.id}", prompt, asking)
         for asking, prompt in itertools.product(askings, pool.prompts)
     ]
+    jobs = [replace(job, body={**job.body, **extra}) for job in jobs]
     answers = await closed_loop(iter(jobs), client.ask, client.clock, concurrency=2 * WARM_CONCURRENCY)
     return [read_answer(answer, client.arm) for answer in answers]

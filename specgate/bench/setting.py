@@ -111,7 +111,7 @@ async def open_bench(options: Options, clock: Clock, meter: Meter) -> AsyncItera
 async def _warm(bench: Bench) -> None:
     options, fleet = bench.options, bench.fleet
     for arm, client in fleet.clients.items():
-        if options.server.imposed and arm in (AUTO, DRAFT):
+        if options.server.imposed:  # all arms hear every prompt once: prefix caches are equally warm
             bench.meter.say(f"{arm}: reading the answers whose acceptance will be imposed")
             await _teach(client, bench)
         bench.meter.say(f"warming up {arm}")
@@ -122,7 +122,9 @@ async def _warm(bench: Bench) -> None:
 
 
 async def _teach(client: Client, bench: Bench) -> None:
-    teacher = client.under(DRAFT)
-    for record in await ask_all(teacher, bench.pool, bench.options.askings()):
+    """A drafter that hears an answer for the first time drafts nothing: of that nothing is learned."""
+    teacher = client.under(DRAFT if client.arm in (AUTO, DRAFT) else client.arm)
+    askings = bench.options.askings()
+    for record in await ask_all(teacher, bench.pool, askings, {"specgate": {"learn": False}}):
         if not record.is_ok:
             raise BenchError(f"the answer to {record.prompt_id} cannot be learned: {record.error}")

@@ -44,6 +44,9 @@ class LoadGuard:
     max_rho: float | None = setting(
         0.95, "requests/s as a share of predicted plain capacity; null: no limit", gt=0
     )
+    min_in_flight: int = setting(
+        16, "fewer requests in the server than this are no overload, whatever is predicted", ge=1
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,21 @@ class GuardPanel:
         self._shut = ShutList()
         self._looked_s = float("-inf")
 
+    def reconfigure(self, config: GuardsConfig, limits: Limits) -> None:
+        """Other thresholds from the next look on. Doors stay; a guard whose settings changed begins
+        to gather samples anew."""
+        old, self._config, self._limits = self._config, config, limits
+        if config.latency != old.latency:
+            self._latency = LatencyBook(config.latency)
+            self._controls = ProbeBudget(config.latency.control_share, credit=0.0)
+        if config.acceptance != old.acceptance:
+            self._acceptance = AcceptanceBook(config.acceptance)
+        if config.drafter != old.drafter:
+            self._errors = ErrorBook(config.drafter)
+        if config.timing != old.timing:
+            self._budgets.clear()
+        self._looked_s = float("-inf")
+
     # --- what is seen -----------------------------------------------------------------------
 
     def add_outcome(self, outcome: RequestOutcome, now_s: float) -> None:
@@ -214,7 +229,10 @@ class GuardPanel:
         if self._limits.max_requests_per_s is not None:
             limit = self._limits.max_requests_per_s
             readings["rate"] = Reading(rate, limit, "requests/s", what="the request rate", kind="rate")
-        rho = now.costs.rho(rate)
+        # Callers that wait for their answers come as fast as they are served: however busy, few of
+        # them are no overload. One that is real fills the server.
+        num_in_flight = now.load.num_admitted + now.load.num_queued
+        rho = now.costs.rho(rate) if num_in_flight >= self._config.load.min_in_flight else 0.0
         if rho is not None and self._config.load.max_rho is not None:
             what = "the load, as a share of predicted capacity,"
             readings["rho"] = Reading(rho, self._config.load.max_rho, "of capacity", what=what, kind="rho")

@@ -171,6 +171,22 @@ async def test_state_shows_load_guards_and_acceptance() -> None:
         assert state["load"]["num_queued"] == 0
 
 
+async def test_of_a_synthetic_request_nothing_is_learned() -> None:
+    async with running() as server:
+        learner = server.gateway.models[MODEL].learner
+
+        async def num_lengths(learn: bool) -> int:
+            await server.chat(headers={"X-SpecGate-Policy": "ngram"}, specgate={"learn": learn})
+            await server.settled()
+            return learner.request_scores()["output_tokens"].num
+
+        assert await num_lengths(False) == 0
+        assert learner.acceptance() == []
+        assert await num_lengths(True) == 1
+        assert [reading.policy for reading in learner.acceptance()] == ["ngram"]
+        assert len((await server.client.get("/admin/decisions")).json()["decisions"]) == 2
+
+
 async def test_queue_wait_shuts_speculation_and_recovers() -> None:
     config = make_config(
         admission=AdmissionConfig(max_concurrent=1),

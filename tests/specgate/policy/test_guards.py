@@ -94,7 +94,9 @@ def test_load_guards_look_at_rate_and_rho() -> None:
     panel = GuardPanel(CONFIG, LIMITS)
     assert {c.kind for c in panel.look(at(0, requests_per_s=11))} == {"rate"}
     near = GuardPanel(CONFIG, LIMITS)
-    assert {c.kind for c in near.look(at(0, Near(), requests_per_s=3.9))} == {"rho"}
+    assert near.look(at(0, Near(), requests_per_s=5, num_admitted=8)) == []  # callers that wait for answers
+    changes = near.look(at(1, Near(), requests_per_s=3.9, num_admitted=16))
+    assert {c.kind for c in changes} == {"rho"}
     unlimited = GuardPanel(replace(CONFIG, load=LoadGuard(max_rho=None)), Limits())
     assert unlimited.look(at(0, Near(), requests_per_s=1e6)) == []
 
