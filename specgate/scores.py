@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 WINDOW = 2000
 _MIN_SCORED = 30
+_MIN_VARIATION = 0.05  # standard deviation over mean: of outcomes that hardly differ, R2 says nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """`r2` and `mape` are None for too few outcomes; `repeat_mape` is how far equal work itself scatters."""
+    """`r2` and `mape` are None for too few outcomes, `r2` also where all are nearly the same.
+    `repeat_mape` is how far equal work itself scatters."""
 
     num: int
     r2: float | None
@@ -64,7 +66,7 @@ def score(pairs: list[tuple[float, float]], repeat_mape: float | None = None) ->
     relative = [(predicted - actual) / actual for predicted, actual in pairs]
     return Score(
         num=n,
-        r2=1 - errors / spread if spread > 0 else None,
+        r2=1 - errors / spread if spread > n * (_MIN_VARIATION * mean) ** 2 else None,
         mape=sum(map(abs, relative)) / n,
         repeat_mape=repeat_mape,
         bias=sum(relative) / n,

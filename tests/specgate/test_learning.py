@@ -216,3 +216,12 @@ def test_scores_know_the_noise_of_equal_work() -> None:
     found = window.score()
     assert found.mape == pytest.approx(0.05, rel=0.05)
     assert found.repeat_mape == pytest.approx(0.1 / 2**0.5, rel=0.05)
+
+
+def test_r2_is_not_told_of_outcomes_that_hardly_differ() -> None:
+    alike, apart = ScoreWindow(), ScoreWindow()
+    for number in range(100):
+        alike.add(64.0, 64.0 if number else 60.0)
+        apart.add(10.0 + number, 11.0 + number)
+    assert alike.score().r2 is None
+    assert apart.score().r2 == pytest.approx(0.999, abs=0.001)
