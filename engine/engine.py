@@ -19,6 +19,8 @@ from engine.charging import charge_step
 from engine.config import EngineConfig
 from engine.drafting import Drafting
 from engine.errors import IntegrityError, InvalidLogits, RequestRefused
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.state import GrammarState
 from engine.kv.block_manager import BlockManager
 from engine.models.interface import LanguageModel
 from engine.planning import Planning, sequence_view
@@ -60,9 +62,12 @@ class Engine:
         planner: SpecPlanner,
         clock: Callable[[], float],
         seeds: Callable[[], int],
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """`clock` gives seconds; `seeds` gives a fresh seed for each sampled request without one."""
+        """`clock` gives seconds; `seeds` gives a fresh seed for each sampled request without one;
+        without `grammars` requests that have one are refused."""
         self.config = config
+        self.grammars = grammars
         self._clock = clock
         self._seeds = seeds
         self._blocks = BlockManager(
@@ -130,6 +135,7 @@ class Engine:
         check_request(request, self._vocab_size, self.max_model_len, self.methods.keys())
         if request.request_id in self._sequences:
             raise RequestRefused(f"request id {request.request_id!r} is already running", "request_id")
+        grammar = self._start_grammar(request)
         params = request.sampling
         seq = Sequence(
             request,
@@ -151,6 +157,7 @@ class Engine:
             eos_token_ids=self._eos_token_ids,
             key=key,
             rule=self.config.accept_rule,
+            grammar=grammar,
         )
         self._num_arrivals += 1
         self._sequences[seq.seq_id] = seq
@@ -243,6 +250,14 @@ class Engine:
         load = self.load()
         if self.has_work or load.num_used_blocks or load.num_running or load.num_waiting:
             raise IntegrityError(f"not idle: {load}, requests {sorted(self._sequences)}")
+
+    def _start_grammar(self, request: EngineRequest) -> GrammarState | None:
+        """Compiled here unless it was before: `engine.service` sees to that."""
+        if request.grammar is None:
+            return None
+        if self.grammars is None:
+            raise RequestRefused("this engine has no tokenizer, so that no format can be kept", "grammar")
+        return self.grammars.start(request.grammar)
 
     def _plan(self, now_s: float) -> tuple[dict[str, SpecPlan], int]:
         """The planner's grants for drafters that exist, and how many faults it made."""

@@ -8,7 +8,8 @@ import torch
 
 from engine.config import DraftModelConfig, EngineConfig
 from engine.engine import Engine
-from engine.errors import DrafterMismatch, ModelSourceError
+from engine.errors import DrafterMismatch, ModelSourceError, RequestRefused
+from engine.grammar.compiler import GrammarCompiler
 from engine.models.interface import LanguageModel
 from engine.models.llama import Progress
 from engine.models.registry import load_model
@@ -39,7 +40,21 @@ def build_engine(
         progress=progress,
         max_model_len=config.max_model_len,
     )
-    return Engine(config, target, build_drafters(config, target, progress), planner, clock, seeds)
+    drafters = build_drafters(config, target, progress)
+    grammars = build_grammars(config.model, target)
+    return Engine(config, target, drafters, planner, clock, seeds, grammars)
+
+
+def build_grammars(source: str, target: LanguageModel) -> GrammarCompiler:
+    """Grammars over the tokens of the model that `source` names. Nothing is read yet."""
+
+    def tokenizer() -> str:
+        try:
+            return load_tokenizer(resolve(source)).to_str()
+        except ModelSourceError as error:
+            raise RequestRefused(f"no format can be kept without a tokenizer: {error}", "model") from error
+
+    return GrammarCompiler(tokenizer, target.spec.vocab_size, frozenset(target.spec.eos_token_ids))
 
 
 def build_drafters(

@@ -1,4 +1,4 @@
-"""From raw logits to scores: min_tokens, bias, penalties, temperature, min_p, top_k, top_p.
+"""From raw logits to scores: grammar, min_tokens, bias, penalties, temperature, min_p, top_k, top_p.
 
 They run in this order, which `SamplingParams` states. Choices where the literature leaves room:
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from engine.errors import InvalidLogits
+from engine.grammar.state import PackedMask, unpacked
 from engine.sampling_state import LogitsRow, has_filters, has_penalties
 from engine.types import SamplingParams
 
@@ -30,7 +31,7 @@ _SMALL_VOCABULARY = 1024
 
 
 def adjusted_rows(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> torch.Tensor:
-    """The rows after min_tokens, bias and penalties, a copy: [num_rows, vocab]."""
+    """The rows after grammar, min_tokens, bias and penalties, a copy: [num_rows, vocab]."""
     vocab_size = logits.shape[1]
     scores = logits[torch.tensor([row.index for row in rows], device=logits.device)]
     if not any(row.is_adjusted for row in rows):
@@ -40,8 +41,8 @@ def adjusted_rows(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> torch.Tens
     biased: dict[int, float] = {}
     for start, row in zip(range(0, len(flat), vocab_size), rows, strict=True):
         params = row.state.params
-        if row.is_below_min_tokens:
-            masked += [start + token for token in row.state.eos_token_ids | set(params.stop_token_ids)]
+        if row.state.grammar is None:  # else the grammar's mask sees to it
+            masked += [start + token for token in row.unwanted_ends]
         for token, bias in params.logit_bias.items():
             biased[start + token] = bias
     if masked:
@@ -50,7 +51,24 @@ def adjusted_rows(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> torch.Tens
         at = torch.tensor(list(biased), device=flat.device)
         flat[at] += torch.tensor(list(biased.values()), dtype=flat.dtype, device=flat.device)
     _penalise(flat, vocab_size, rows)
+    _hold_to_grammars(scores, rows)
     return scores
+
+
+def _hold_to_grammars(scores: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
+    """What the rows' grammars forbid goes to -inf, in place on [num_rows, vocab]."""
+    masks: dict[int, PackedMask] = {}
+    for index, row in enumerate(rows):
+        if (mask := row.allowed()) is not None:
+            masks[index] = mask
+    if not masks:
+        return
+    allowed = torch.from_numpy(unpacked(list(masks.values()), scores.shape[1])).to(scores.device)
+    if len(masks) == len(rows):
+        scores.masked_fill_(~allowed, -math.inf)
+    else:
+        at = torch.tensor(list(masks), device=scores.device)
+        scores[at] = scores[at].masked_fill_(~allowed, -math.inf)
 
 
 def _penalise(flat: torch.Tensor, vocab_size: int, rows: Sequence[LogitsRow]) -> None:

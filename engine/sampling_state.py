@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.grammar.state import GrammarState, PackedMask
 from engine.history import TokenHistory
 from engine.spec.randomness import RandomKey
 from engine.types import AcceptRule, SamplingParams
@@ -25,6 +26,7 @@ class SamplingState:
     eos_token_ids: frozenset[int]
     key: RandomKey
     rule: AcceptRule
+    grammar: GrammarState | None = None
     _histories: list[TokenHistory] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -56,14 +58,31 @@ class LogitsRow:
 
     @property
     def is_adjusted(self) -> bool:
-        """True when min_tokens, a bias or a penalty changes this row."""
+        """True when a grammar, min_tokens, a bias or a penalty changes this row."""
         params = self.state.params
-        return bool(params.logit_bias) or self.is_below_min_tokens or has_penalties(params)
+        is_held = self.state.grammar is not None
+        return is_held or bool(params.logit_bias) or self.is_below_min_tokens or has_penalties(params)
 
     @property
     def is_below_min_tokens(self) -> bool:
         """True while the sequence must not end at this row."""
         return len(self.state.output_token_ids) + len(self.path) < self.state.params.min_tokens
+
+    @property
+    def unwanted_ends(self) -> frozenset[int]:
+        """Tokens that min_tokens forbids at this row; under a grammar ignore_eos does so too."""
+        params, ends = self.state.params, self.state.eos_token_ids
+        if self.is_below_min_tokens:
+            return ends | frozenset(params.stop_token_ids)
+        return ends if params.ignore_eos and self.state.grammar is not None else frozenset()
+
+    def allowed(self) -> PackedMask | None:
+        """What the sequence's grammar lets stand at this row, ends only where nothing else can;
+        None: anything. Rows of a sequence are cheapest asked for in the order of the tree."""
+        grammar = self.state.grammar
+        if grammar is None:
+            return None
+        return grammar.allowed(self.state.output_token_ids, self.path, self.unwanted_ends)
 
 
 def has_penalties(params: SamplingParams) -> bool:

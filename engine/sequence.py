@@ -29,6 +29,7 @@ class Sequence:
         "block_table",
         "counters",
         "drafters",
+        "final_ids",
         "first_scheduled_s",
         "last_drafted",
         "limit",
@@ -66,6 +67,8 @@ class Sequence:
         self.stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.stop_ids |= eos_token_ids
+        # Where a grammar lets an end stand against min_tokens or ignore_eos, nothing else may follow.
+        self.final_ids = frozenset() if request.grammar is None else eos_token_ids
         self.num_computed = 0
         self.block_table = new_block_table()
         self.block_hashes: list[bytes] = []  # names of the full blocks of token_ids, as far as needed
@@ -120,10 +123,10 @@ class Sequence:
         token counts as STOP. The stop token itself is kept (the reader drops its text).
         """
         num_room = self.num_remaining
-        if self.stop_ids:
+        if self.stop_ids or self.final_ids:
             num_masked = self.request.sampling.min_tokens - len(self.output_token_ids)
             for index, token_id in enumerate(token_ids[:num_room]):
-                if token_id in self.stop_ids and index >= num_masked:
+                if token_id in self.final_ids or (token_id in self.stop_ids and index >= num_masked):
                     return index + 1, FinishReason.STOP
         if len(token_ids) >= num_room:
             return num_room, FinishReason.LENGTH

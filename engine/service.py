@@ -1,19 +1,21 @@
 """The engine behind an inbox: one thread that steps while there is work and sleeps while not.
 
 The process entry (`specgate.backends.embedded.worker`) feeds the inbox from a socket and sends
-what comes out back over it.
+what comes out back over it. A request with a grammar that is not compiled yet waits for a thread
+beside this one to do it; the steps of the others go on.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.engine import Engine
 from engine.errors import RequestRefused
-from engine.types import EngineRequest, StepResult
+from engine.types import EngineRequest, FinishReason, SequenceOutput, SequenceStats, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +45,19 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Compiled:
+    """The grammar that this request waits for was compiled, or refused."""
+
+    request_id: str
+    refusal: RequestRefused | None
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Abort what runs, say so, and return from `run`."""
 
 
-Message = Add | Abort | Call | Shutdown
+Message = Add | Abort | Call | Compiled | Shutdown
 
 
 class Inbox(Protocol):
@@ -61,9 +71,13 @@ class Inbox(Protocol):
         """True when `get` would wait. Only the service takes messages out."""
         ...
 
+    def put(self, message: Message) -> None:
+        """Add a message; from any thread."""
+        ...
+
 
 class EngineService:
-    """Drives one engine. Everything happens in the thread that calls `run`."""
+    """Drives one engine. Everything but compiling grammars happens in the thread that calls `run`."""
 
     def __init__(
         self,
@@ -77,6 +91,8 @@ class EngineService:
         self._inbox = inbox
         self._emit = emit
         self._refuse = refuse
+        self._compilers = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._compiling: dict[str, EngineRequest] = {}
 
     def run(self) -> None:
         """Serve until `Shutdown`. A failing step ends the requests it worked on, not the engine."""
@@ -90,6 +106,9 @@ class EngineService:
             self._emit(self._step())
 
     def _stop(self) -> None:
+        self._compilers.shutdown(wait=False, cancel_futures=True)
+        for request_id in tuple(self._compiling):
+            self._abort(request_id)
         for request_id in self._engine.request_ids:
             self._engine.abort(request_id)
         if self._engine.has_work:
@@ -102,17 +121,60 @@ class EngineService:
             log.exception("step failed; its requests end with an error")
             return self._engine.fail_step(f"{type(error).__name__}: {error}")
 
-    def _handle(self, message: Add | Abort | Call) -> None:
+    def _handle(self, message: Add | Abort | Call | Compiled) -> None:
         match message:
             case Add(request):
-                try:
-                    self._engine.add(request)
-                except RequestRefused as refusal:
-                    self._refuse(request.request_id, refusal)
+                if self._must_wait(request):
+                    self._compile(request)
+                else:
+                    self._add(request)
+            case Compiled(request_id, refusal):
+                waiting = self._compiling.pop(request_id, None)
+                if waiting is not None and refusal is not None:
+                    self._refuse(request_id, refusal)
+                elif waiting is not None:
+                    self._add(waiting)
             case Abort(request_id):
-                self._engine.abort(request_id)
+                self._abort(request_id)
             case Call(function):
                 try:
                     function()
                 except Exception:  # part of the top loop: a bad control message must not end the process
                     log.exception("a control message failed; the engine goes on without it")
+
+    def _add(self, request: EngineRequest) -> None:
+        try:
+            self._engine.add(request)
+        except RequestRefused as refusal:
+            self._refuse(request.request_id, refusal)
+
+    def _abort(self, request_id: str) -> None:
+        request = self._compiling.pop(request_id, None)
+        if request is None:
+            self._engine.abort(request_id)
+            return
+        stats = SequenceStats(num_prompt_tokens=len(request.prompt_token_ids))
+        last = SequenceOutput(request_id, finish_reason=FinishReason.ABORT, stats=stats)
+        self._emit(StepResult((last,), None, self._engine.load()))
+
+    def _must_wait(self, request: EngineRequest) -> bool:
+        grammars = self._engine.grammars
+        return request.grammar is not None and grammars is not None and not grammars.has(request.grammar)
+
+    def _compile(self, request: EngineRequest) -> None:
+        """In the other thread; `Compiled` comes back through the inbox."""
+        grammars, spec = self._engine.grammars, request.grammar
+        assert grammars is not None
+        assert spec is not None
+        self._compiling[request.request_id] = request
+
+        def report(done: Future[None]) -> None:
+            if done.cancelled():
+                return
+            error = done.exception()
+            if error is not None and not isinstance(error, RequestRefused):
+                log.error("a grammar could not be compiled", exc_info=error)
+                error = RequestRefused(f"the grammar could not be compiled: {error}", spec.param)
+            self._inbox.put(Compiled(request.request_id, error))
+
+        self._compilers.submit(grammars.compile, spec).add_done_callback(report)

@@ -37,7 +37,7 @@ class AcceptRule(StrEnum):
 class SamplingParams:
     """How the next token is chosen from the target's logits.
 
-    Processors run in this order: min_tokens mask, logit_bias, repetition / frequency / presence
+    Processors run in this order: grammar, min_tokens mask, logit_bias, repetition / frequency / presence
     penalties, temperature, min_p, top_k, top_p. A temperature of 0 (or below `MIN_TEMPERATURE`) is
     greedy: the argmax of the logits after bias and penalties, lowest token id on an exact tie.
     """
@@ -84,6 +84,26 @@ class PolicyAssignment:
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaSource:
+    """A JSON schema as text, and the name by which a refusal calls it."""
+
+    text: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What the output must look like: Lark in llguidance's dialect, with a rule `start`.
+
+    It refers to `schemas[i]` as `@schema_i`. `param` names it in a refusal.
+    """
+
+    lark: str
+    schemas: tuple[SchemaSource, ...] = ()
+    param: str = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to be continued. `n` answers are `n` requests (the prefix cache shares the prompt)."""
 
@@ -94,6 +114,7 @@ class EngineRequest:
     priority: int = 0  # lower runs first; equal priorities are served in order of arrival
     cache_salt: str = ""  # prefix blocks are shared only between requests of equal salt
     label: str = ""  # opaque to the engine; handed to the planner and the step records
+    grammar: GrammarSpec | None = None  # None: the output is free
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.sampling_state import SamplingState
+from engine.grammar.state import unpacked
+from engine.sampling_state import LogitsRow, SamplingState
 from engine.spec.tree import ROOT, DraftTree
 from engine.types import AcceptRule
 
@@ -21,10 +22,12 @@ Decision = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def adjusted(logits: torch.Tensor, state: SamplingState, path: Sequence[int] = ()) -> torch.Tensor:
-    """A row [vocab] after min_tokens mask, bias and penalties, `path` being the draft before it."""
+    """A row [vocab] after grammar, min_tokens, bias and penalties, `path` being the draft before it."""
     params, scores = state.params, logits.double().clone()
     output = [*state.output_token_ids, *path]
-    if len(output) < params.min_tokens:
+    if (mask := LogitsRow(0, state, tuple(path)).allowed()) is not None:
+        scores[~torch.from_numpy(unpacked([mask], len(scores))[0])] = -math.inf
+    elif state.grammar is None and len(output) < params.min_tokens:
         for token in state.eos_token_ids | set(params.stop_token_ids):
             scores[token] = -math.inf
     for token, bias in params.logit_bias.items():

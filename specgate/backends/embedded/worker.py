@@ -180,6 +180,7 @@ def _serve(sock: socket.socket, outbox: Outbox) -> int:
         engine = build_engine(
             start.config, planner, time.perf_counter, lambda: seeds.getrandbits(63), Progress(outbox)
         )
+        threading.Thread(target=_load_tokens, args=(engine,), name="grammar-tokens", daemon=True).start()
         kernels = warm_up(engine)
         if start.sweep_s > 0:
             sweep(engine, start.sweep_s, time.perf_counter, emit_record, Progress(outbox))
@@ -203,6 +204,15 @@ def _serve(sock: socket.socket, outbox: Outbox) -> int:
     outbox.put(_ready(engine, kernels))
     service.run()
     return 0
+
+
+def _load_tokens(engine: Engine) -> None:
+    """What grammars need to know of the model's tokens, so that the first request need not wait for it."""
+    try:
+        if engine.grammars is not None:
+            engine.grammars.load()
+    except RequestRefused as refusal:
+        logger.info("requests with a format will be refused: %s", refusal)
 
 
 def warm_up(engine: Engine) -> str:
