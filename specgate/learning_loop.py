@@ -75,6 +75,7 @@ class LearningLoop:
         if self._backend is None:
             return
         learner.set_methods(self._backend.card.methods)
+        self._metrics.loaded(self._backend.card.methods)
         if not learner.refresh():
             return
         self._backend.push_snapshot(learner.view.to_wire())

@@ -7,7 +7,7 @@ sample. Labels hold configured names and closed vocabularies only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.types import BASELINE, StepRecord
+from specgate.costs import RequestCost
 from specgate.policy.canary import Status
 from specgate.policy.door import DoorState
 from specgate.policy.guards import Change, task_name
@@ -33,6 +34,7 @@ _TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768
 _MAX_POSITION = 15  # deeper positions share the last label
 _Series = TypeVar("_Series", Counter, Gauge, Histogram)
 _NONE = "none"  # label of what was not decided
+_ERROR_KINDS = ("exception", "oom", "timeout", "invalid_draft", "nan", "verify_mismatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,15 @@ class Metrics:
         self.request_output_tokens = self._histogram(
             "request_output_tokens", "Output tokens per request", _TOKENS, "task"
         )
+        self.reloads = self._counter("config_reloads_total", "Reloads of the configuration", "result")
+        by_tenant = ("tenant", "task")  # tenants are the configured API keys, "" without one
+        self.tenant_output_tokens = self._counter("tenant_output_tokens_total", "Tokens emitted", *by_tenant)
+        self.tenant_device_seconds = self._counter(
+            "tenant_device_seconds_total", "Device time charged to requests that have ended", *by_tenant
+        )
+        self.network_seconds = self._counter(
+            "network_seconds_total", "Time on the network, where a model is served elsewhere"
+        )
         self.rejected = self._counter("rejected_requests_total", "Requests refused before they ran", "reason")
 
     def _register_speculation(self) -> None:
@@ -180,6 +191,8 @@ class Metrics:
         self.consistency_checks = self._counter(
             "consistency_checks_total", "Greedy answers decoded again plainly", "result"
         )
+        for result in ("match", "mismatch", "abandoned"):  # a first one must be seen as an increase
+            self._of(self.consistency_checks, result)
 
     def _register_engine(self) -> None:
         self.step_seconds = self._histogram("step_seconds", "One engine step", _SHORT_S, "kind")
@@ -241,6 +254,12 @@ class Metrics:
         if change.after is DoorState.SHUT:
             self._of(self.guard_trips, change.guard.value, change.kind).inc()
 
+    def loaded(self, methods: Iterable[str]) -> None:
+        """Drafters that are there: their first error must be seen as an increase."""
+        for method in methods:
+            for kind in _ERROR_KINDS:
+                self._of(self.drafter_errors, method, kind)
+
     def checked(self, result: str) -> None:
         """A consistency check: match, mismatch or abandoned."""
         self._of(self.consistency_checks, result).inc()
@@ -268,6 +287,10 @@ class Metrics:
         """A request that never came to a decision."""
         self._of(self.rejected, reason).inc()
         self._of(self.requests, model, endpoint, "refused", _NONE, _NONE).inc()
+
+    def reloaded(self, result: str) -> None:
+        """A reload: ok, invalid_config or restart_needed."""
+        self._of(self.reloads, result).inc()
 
     def turned_away(self, reason: str) -> None:
         """A caller without a valid key."""
@@ -304,6 +327,15 @@ class Metrics:
             if timings.tpot_s is not None:
                 self._of(self.tpot, *labels).observe(timings.tpot_s)
         self._count_drafts(outcome)
+
+    def charged(self, outcome: RequestOutcome, cost: RequestCost) -> None:
+        """What a request cost, for who asked."""
+        labels = (outcome.request.tenant, outcome.decision.task.label)
+        self._of(self.tenant_output_tokens, *labels).inc(outcome.num_output_tokens)
+        if cost.device_s is not None:
+            self._of(self.tenant_device_seconds, *labels).inc(cost.device_s)
+        if cost.network_s is not None:
+            self.network_seconds.inc(cost.network_s)
 
     def _count_drafts(self, outcome: RequestOutcome) -> None:
         """Under the method that drafted, which is not always the one decided for at first."""

@@ -204,6 +204,16 @@ async def test_predictions_are_set_beside_what_came_of_them() -> None:
             assert await server.metric(f"specgate_{series}") == pytest.approx(value), series
 
 
+async def test_counters_of_what_must_not_happen_start_at_zero() -> None:
+    """Else the first oom or mismatch would be a new series at 1, which is no increase."""
+    async with running() as server:
+        server.gateway.learning[0].publish()
+        text = (await server.client.get("/metrics")).text
+        assert 'specgate_consistency_checks_total{result="mismatch"} 0.0' in text
+        for kind in ("exception", "oom", "timeout", "invalid_draft", "nan", "verify_mismatch"):
+            assert f'specgate_drafter_errors_total{{kind="{kind}",policy="draft"}} 0.0' in text
+
+
 async def test_a_rollout_has_one_status() -> None:
     async with running() as server:
         server.gateway.metrics.rollout_moved("r", 2, 0.25, "running")
