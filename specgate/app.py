@@ -17,8 +17,10 @@ from specgate.admission import Admission
 from specgate.api import admin, canary, generate, operations
 from specgate.api.http import KeyCheck, add_request_id, errors, request_ids
 from specgate.api.parse import Parser
+from specgate.api.parse_relay import RelayParser
 from specgate.backends.base import Backend
 from specgate.backends.fake import FakeBackend
+from specgate.backends.openai_http.backend import OpenAIHttpBackend
 from specgate.clock import Clock, SystemClock
 from specgate.config import Config, FakeConfig, ModelConfig
 from specgate.consistency import ConsistencyChecker
@@ -117,6 +119,7 @@ def build_app(
             rates,
         ),
         parser=Parser(config.requests),
+        relay_parser=RelayParser(config.requests),
         turnstile=Turnstile(),
         switches=switches,
         metrics=metrics,
@@ -235,6 +238,9 @@ async def _run_backends(app: web.Application) -> AsyncIterator[None]:
 def _build_backend(model: ModelConfig, clock: Clock, sweep_s: float) -> Backend:
     if model.backend == "fake":
         return FakeBackend(model.id, model.fake or FakeConfig(), clock)
+    if model.backend == "openai_http":
+        assert model.openai_http is not None  # checked with the configuration
+        return OpenAIHttpBackend(model.id, model.openai_http, clock)
     from specgate.backends.embedded.backend import EmbeddedBackend, EmbeddedConfig
     from specgate.backends.embedded.supervisor import Supervision
 

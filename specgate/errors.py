@@ -19,21 +19,23 @@ ApiError                     status  type
 └── Unavailable              503     service_unavailable_error, with Retry-After
     ├── NotReady             503     the model is still starting or restarting
     ├── Draining             503     the server is being stopped
-    └── EngineLost           503     the engine process died or hung while it ran the request
+    ├── EngineLost           503     the engine process died or hung while it ran the request
+    └── UpstreamFailed       503     the servers that run the model could not serve the request
+UpstreamRefused              4xx     what such a server answered, as it came
 
 ConfigError stands apart: it is for the command line, never for HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 
 class ApiError(Exception):
     """An answer other than 200. `param` names the field at fault, `code` is machine-readable."""
 
-    status: ClassVar[int] = 500
+    status: int = 500
     error_type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
     default_retry_after_s: ClassVar[int | None] = None
@@ -202,6 +204,30 @@ class EngineLost(Unavailable):
 
     default_code = "engine_lost"
     default_retry_after_s = 2
+
+
+class UpstreamFailed(Unavailable):
+    """The servers that run the model could not serve the request. `members`: the body one of them gave."""
+
+    default_code = "upstream_failed"
+    members: Mapping[str, Any] | None = None
+
+    def body(self) -> dict[str, Any]:
+        return super().body() if self.members is None else dict(self.members)
+
+
+class UpstreamRefused(ApiError):
+    """The server that runs the model refused the request: its status and body, for the caller."""
+
+    default_code = "upstream_refused"
+
+    def __init__(self, status: int, members: Mapping[str, Any], *, retry_after_s: int | None = None) -> None:
+        super().__init__(f"The model's server answered {status}.", retry_after_s=retry_after_s)
+        self.status = status
+        self._members = members
+
+    def body(self) -> dict[str, Any]:
+        return dict(self._members)
 
 
 class ConfigError(Exception):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
 from specgate.api.parse import Parser
+from specgate.api.parse_relay import RelayParser
 from specgate.clock import Clock
 from specgate.config import Config
 from specgate.learning_loop import LearningLoop
@@ -30,6 +32,7 @@ class Gateway:
     models: Mapping[str, ServedModel]
     pipeline: Pipeline
     parser: Parser
+    relay_parser: RelayParser
     turnstile: Turnstile
     switches: Switches
     metrics: Metrics
@@ -43,6 +46,12 @@ class Gateway:
     def config(self) -> Config:
         """The configuration in force."""
         return self.live.config
+
+    def parser_of(self, body: Mapping[str, Any]) -> Parser:
+        """Who reads this body: models that other servers run take what only those know."""
+        name = body.get("model")
+        model = self.models.get(name) if isinstance(name, str) else None
+        return self.relay_parser if model is not None and model.backend.card.is_relay else self.parser
 
     def missing(self) -> dict[str, str]:
         """What keeps requests from being served: model -> why. Empty: ready."""

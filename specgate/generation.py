@@ -63,6 +63,7 @@ class Answer:
         self.num_tokens += delta.num_tokens
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
+        if delta.stats is not None:
             self.stats = delta.stats
 
     def cut(self, stats: SequenceStats) -> None:
@@ -107,6 +108,11 @@ class Generation:
         self._cut: ApiError | None = None
         self._kept: list[int] | None = None
 
+    @property
+    def is_relay(self) -> bool:
+        """Other servers run it: one stream has all answers, and their bytes are passed on."""
+        return self._backend.card.is_relay
+
     def keep_tokens(self) -> None:
         """Remember the first answer's token ids: it may be decoded again for comparison."""
         self._kept = []
@@ -135,7 +141,7 @@ class Generation:
 
         Raises ApiError. The reader holds `deadline()` around it.
         """
-        streams = [self._open(index) for index in range(len(self.answers))]
+        streams = [self._open(index) for index in range(1 if self.is_relay else len(self.answers))]
         self._deltas = _merge(streams)
         while True:
             try:
@@ -145,6 +151,7 @@ class Generation:
             except ApiError as error:
                 self.note_failure(error)
                 raise
+            index = delta.answer if self.is_relay else index
             self.answers[index].take(delta, self._clock.monotonic())
             if self._kept is not None and index == 0:
                 self._kept += delta.token_ids
@@ -200,7 +207,9 @@ class Generation:
     @property
     def num_prompt_tokens(self) -> int:
         """Each prompt counts once, however many answers it gets."""
-        return sum(len(prompt.prepared.token_ids) for prompt in self.prompts)
+        if self.is_relay and (stats := self.answers[0].stats) is not None:
+            return stats.num_prompt_tokens  # as counted there, of all prompts
+        return sum(prompt.prepared.num_tokens for prompt in self.prompts)
 
     @property
     def num_tokens(self) -> int:

@@ -46,6 +46,7 @@ from specgate.policy.decide import Facts, unknown_policy
 from specgate.policy.guards import Openings
 from specgate.policy.overlay import decide_in_arm
 from specgate.policy.reasons import Reason
+from specgate.policy.shut import Shut
 from specgate.rate_limits import RateLimits, Reservation, answer_ceiling, estimated_tokens
 from specgate.rollouts import Rollouts
 from specgate.telemetry.decision_log import DecisionLog
@@ -133,9 +134,9 @@ class Pipeline:
                     await stack.enter_async_context(model.admission.slot(_num_answers(request), who))  # 2
                     times = Times(arrival_s, self._clock.monotonic(), ends_at)
                     prompts = await self._encode(model, request)  # 3
-                num_prompt_tokens = sum(len(prompt.prepared.token_ids) for prompt in prompts)
+                num_prompt_tokens = sum(prompt.prepared.num_tokens for prompt in prompts)
                 reservation.set_to(num_prompt_tokens + answer_ceiling(request))
-                decision = self._settle(model, request, len(prompts[0].prepared.token_ids))  # 4, 5
+                decision = self._settle(model, request, prompts[0].prepared.num_tokens)  # 4, 5
                 model.learner.decided(decision)
                 generation = Generation(request, decision, prompts, model.backend, times, self._clock)  # 6
                 if model.checker.selects(request, decision):
@@ -202,7 +203,7 @@ class Pipeline:
             known=learner.experience(task, num_prompt_tokens, load),
             overrides=request.overrides,
             forced=self.switches.forced_policy,
-            shut=openings.shut,
+            shut={**openings.shut, **_closed(model.backend.status().closed)},
             baseline_only=("echo with logprobs",) if sampling.has_prompt_logprobs else (),
             unsupported=request.unsupported,
         )
@@ -213,7 +214,7 @@ class Pipeline:
         """What would be decided now. The prompt is encoded if it can be, else its length is guessed."""
         try:
             single = replace(request, more_prompts=()) if request.more_prompts else request
-            num_prompt_tokens = len((await model.backend.prepare(single)).token_ids)
+            num_prompt_tokens = (await model.backend.prepare(single)).num_tokens
         except ApiError:
             num_prompt_tokens = max(1, len(request.user_text) // 4)
         return self.decide(model, request, num_prompt_tokens)[0]
@@ -257,6 +258,9 @@ class Pipeline:
         for text in (request.prompt, *request.more_prompts):
             single = replace(request, prompt=text, more_prompts=()) if request.more_prompts else request
             prepared = await model.backend.prepare(single)
+            if model.backend.card.is_relay:  # whether it fits is for the model's servers to say
+                prompts.append(Prompt(request, prepared, request.sampling.max_tokens))
+                continue
             context, num_prompt = model.backend.card.max_model_len, len(prepared.token_ids)
             room = context - num_prompt
             max_tokens = request.sampling.max_tokens
@@ -298,6 +302,14 @@ async def _deadline(ends_at: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise DeadlineExceeded("The request's deadline passed before it could start.") from None
+
+
+def _closed(policies: Mapping[str, str]) -> dict[str, Shut]:
+    """What the backend itself cannot run now: nobody gets past."""
+    return {
+        policy: Shut(policy, Reason.DRAFTER_ERROR, why=f"drafter_error: {why}", is_hard=True)
+        for policy, why in policies.items()
+    }
 
 
 def _num_answers(request: GenerationRequest) -> int:

@@ -78,7 +78,7 @@ async def explain(http: web.Request) -> web.Response:
         body["model"] = next(iter(gateway.models))
     endpoint = endpoint_of(gateway, body)
     try:
-        request = endpoint.parse(gateway.parser, body, caller_of(http))
+        request = endpoint.parse(gateway.parser_of(body), body, caller_of(http))
         model = gateway.pipeline.find(request.model)
     except ApiError as error:
         return json_response(_refused(gateway, body, error))

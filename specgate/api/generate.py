@@ -6,14 +6,15 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
 
 from specgate.api.formats import ChatFormat, CompletionsFormat, Format
-from specgate.api.http import REQUEST_ID, TENANT, json_response, off_loop, read_json
+from specgate.api.http import REQUEST_ID, TENANT, json_response, off_loop, read_raw_json
 from specgate.api.parse import POLICY_HEADER, Caller, Parser
+from specgate.api.relay import relay_events, relay_whole
 from specgate.api.sse import DONE, SSE_HEADERS, event
 from specgate.api.usage import decision_headers, specgate_object, usage
 from specgate.errors import ApiError, InternalError
@@ -36,9 +37,17 @@ class _Endpoint:
     format: Callable[[Generation], Format]
 
 
-CHAT = _Endpoint("chat", "chatcmpl-", "chat.completion", "chat.completion.chunk", Parser.chat, ChatFormat)
+def _parse_chat(parser: Parser, body: Mapping[str, Any], caller: Caller) -> GenerationRequest:
+    return parser.chat(body, caller)
+
+
+def _parse_completions(parser: Parser, body: Mapping[str, Any], caller: Caller) -> GenerationRequest:
+    return parser.completions(body, caller)
+
+
+CHAT = _Endpoint("chat", "chatcmpl-", "chat.completion", "chat.completion.chunk", _parse_chat, ChatFormat)
 COMPLETIONS = _Endpoint(
-    "completions", "cmpl-", "text_completion", "text_completion", Parser.completions, CompletionsFormat
+    "completions", "cmpl-", "text_completion", "text_completion", _parse_completions, CompletionsFormat
 )
 
 
@@ -57,13 +66,17 @@ async def _generate(http: web.Request, endpoint: _Endpoint) -> web.StreamRespons
     arrival_s = gateway.clock.monotonic()
     await gateway.turnstile.enter()
     try:
-        body = await read_json(http, gateway.config)
-        size = http.content_length or gateway.config.server.max_body_bytes
-        request = await off_loop(size, endpoint.parse, gateway.parser, body, caller_of(http))
+        raw, body = await read_raw_json(http, gateway.config)
+        caller = replace(caller_of(http), raw=raw)
+        request = await off_loop(len(raw), endpoint.parse, gateway.parser_of(body), body, caller)
     except ApiError as error:
         gateway.pipeline.count_refused(endpoint.name, error)
         raise
     async with gateway.pipeline.run(request, arrival_s) as generation:
+        if generation.is_relay:
+            if request.is_stream:
+                return await _stream(http, generation, relay_events(generation))
+            return await relay_whole(generation)
         head = {
             "id": f"{endpoint.id_prefix}{request.request_id}",
             "object": endpoint.chunk if request.is_stream else endpoint.whole,
@@ -72,7 +85,7 @@ async def _generate(http: web.Request, endpoint: _Endpoint) -> web.StreamRespons
         }
         shape = endpoint.format(generation)
         if request.is_stream:
-            return await _stream(http, generation, shape, head)
+            return await _stream(http, generation, _events(generation, shape, head))
         return await _whole(generation, shape, head)
 
 
@@ -98,14 +111,14 @@ async def _whole(generation: Generation, shape: Format, head: dict[str, Any]) ->
 
 
 async def _stream(
-    http: web.Request, generation: Generation, shape: Format, head: dict[str, Any]
+    http: web.Request, generation: Generation, events: AsyncGenerator[bytes, None]
 ) -> web.StreamResponse:
     """Failures before the first delta keep their status; later ones become an event, and no [DONE]."""
     request = generation.request
     response = web.StreamResponse(headers=SSE_HEADERS | dict(decision_headers(generation.decision)))
     try:
         # The deadline covers the writing too: a client that does not read must not hold the slot.
-        async with generation.deadline(), aclosing(_events(generation, shape, head)) as pieces:
+        async with generation.deadline(), aclosing(events) as pieces:
             async for piece in pieces:
                 if not response.prepared:
                     await response.prepare(http)

@@ -50,13 +50,18 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
 
 async def read_json(http: web.Request, config: Config) -> dict[str, Any]:
     """The body as a JSON object, within the limits. Raises BadRequest or PayloadTooLarge."""
+    return (await read_raw_json(http, config))[1]
+
+
+async def read_raw_json(http: web.Request, config: Config) -> tuple[bytes, dict[str, Any]]:
+    """The same, with the bytes as they came."""
     kind = http.content_type
     if "Content-Type" in http.headers and kind != "application/json" and not kind.endswith("+json"):
         raise BadRequest("The Content-Type must be application/json.", "Content-Type")
     if http.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise BadRequest("Compressed bodies are not supported.", "Content-Encoding")
     data = await _read_body(http, config.server.max_body_bytes, config.requests.deadline_s)
-    return await off_loop(len(data), decode_json, data, config.server.max_json_depth)
+    return data, await off_loop(len(data), decode_json, data, config.server.max_json_depth)
 
 
 async def off_loop(size: int, function: Callable[..., _T], *args: Any) -> _T:

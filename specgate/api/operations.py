@@ -108,6 +108,9 @@ def _served(gateway: Gateway, body: dict[str, Any]) -> ServedModel:
     status = served.backend.status()
     if not status.is_ready:
         raise NotReady(f"The model is not ready: {status.detail}.")
+    if served.backend.card.is_relay:
+        message = "This model runs on other servers: its tokenizer is not here."
+        raise BadRequest(message, "model", code="no_tokenizer")
     return served
 
 

@@ -28,6 +28,9 @@ class ModelCard:
     vocab_size: int | None = None
     created_s: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)  # device, dtype, kernels, blocks
+    # True: the model runs on other servers, which get the caller's body and whose bytes are passed on.
+    # `generate` is then called once a request, for all its answers; `max_model_len` 0: only they know.
+    is_relay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class BackendStatus:
     detail: str  # "ready", "loading weights (42 %)", "engine restarting after SIGKILL", ...
     num_restarts: int = 0
     is_final: bool = False  # it will not become ready by itself: `detail` says what to mend
+    closed: Mapping[str, str] = field(default_factory=dict)  # policies that cannot run now: why
 
 
 class Backend(Protocol):

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from specgate.config.schema import Config, ModelConfig
+from specgate.config.upstream import pool_faults
 
 
 def is_loopback(host: str) -> bool:
@@ -48,10 +49,14 @@ def cross_check(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _check_model(path: str, model: ModelConfig) -> Iterator[tuple[str, str]]:
-    if model.backend == "fake" and model.engine is not None:
-        yield f"{path}.engine", "does nothing with backend: fake"
-    if model.backend == "embedded" and model.fake is not None:
-        yield f"{path}.fake", "does nothing with backend: embedded"
+    sections = {"embedded": "engine", "openai_http": "openai_http", "fake": "fake"}
+    for backend, section in sections.items():
+        if backend != model.backend and getattr(model, section) is not None:
+            yield f"{path}.{section}", f"does nothing with backend: {model.backend}"
+    if model.backend == "openai_http" and model.openai_http is None:
+        yield f"{path}.openai_http", "is required with backend: openai_http: name its pools"
+    for at, message in pool_faults(model.openai_http) if model.openai_http is not None else ():
+        yield f"{path}.openai_http.{at}", message
     for method, depth in model.fake.methods.items() if model.fake else ():
         if method in ("auto", "baseline") or depth < 1:
             yield f"{path}.fake.methods.{method}", "a method has a name of its own and a depth of at least 1"

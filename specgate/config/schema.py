@@ -16,6 +16,7 @@ from engine.config import DraftModelConfig, EngineConfig, ImposedConfig, NgramCo
 from specgate.config.fields import TaskName, setting
 from specgate.config.guards import GuardsConfig
 from specgate.config.limits import AdmissionConfig, KeyLimits
+from specgate.config.upstream import OpenAIHttpConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +97,12 @@ class ModelConfig:
     """One served model: its name in the API and who runs it."""
 
     id: str = setting(MISSING, "name in the API", pattern=r"[\w.:/@+-]{1,128}")
-    backend: Literal["embedded", "fake"] = setting("embedded", "who runs it")
+    backend: Literal["embedded", "openai_http", "fake"] = setting("embedded", "who runs it")
     engine: EngineConfig | None = setting(None, "settings of the embedded engine (backend: embedded)")
     supervision: SupervisionConfig = setting(SupervisionConfig, SupervisionConfig.__doc__ or "")
+    openai_http: OpenAIHttpConfig | None = setting(
+        None, "servers elsewhere that run it (backend: openai_http)"
+    )
     fake: FakeConfig | None = setting(None, "the script (backend: fake)")
 
 
