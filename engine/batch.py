@@ -33,6 +33,9 @@ class ForwardBatch:
     # the sequence's KV tokens before this step and, of its new tokens, those whose bit is set (bit i:
     # the i-th; its own included); new token i is KV token context_len - num_new + i, whatever its position.
     visible: torch.Tensor | None = None
+    # Upper bounds that kernels choose their shapes by, so that they need not look at the device; 0: unknown.
+    max_new_tokens: int = 0  # of one sequence
+    max_context: int = 0  # largest of context_lens
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ def build_batch(rows: Sequence[BatchRow], block_size: int, device: torch.device)
         context_lens=tensor((starts + lengths).astype(np.int32)),
         block_tables=tensor(tables),
         logits_rows=tensor(logits_rows),
+        max_new_tokens=int(lengths.max(initial=0)),
+        max_context=int((starts + lengths).max(initial=0)),
     )
 
 

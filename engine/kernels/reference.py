@@ -103,3 +103,61 @@ def rounded_to_8_bits(x: torch.Tensor) -> torch.Tensor:
 def quantised_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x W^T + b with activations in 8 bits. x: [rows, in]; weight: [out, in] as dequantised."""
     return F.linear(rounded_to_8_bits(x), weight, bias)
+
+
+def rotate_and_write(
+    heads: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """Norm and rotate the query and key heads of a fused product, write keys and values.
+
+    heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim] (query, key, value); angles:
+    cosines and signed sines, each [num_tokens, 1, head_dim] float32 (see `engine.layers.rotary`);
+    norms: query's and key's weights [head_dim], or None; cache and slots as for `write_kv`.
+    Returns the queries, [num_tokens, num_heads, head_dim].
+    """
+    num_kv_heads, head_dim = cache[0].shape[1], heads.shape[2]
+    num_rotated = heads.shape[1] - num_kv_heads
+    num_heads = num_rotated - num_kv_heads
+    rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]
+    if norms is not None:
+        query = F.rms_norm(rotated[:, :num_heads], (head_dim,), norms[0], eps)
+        key = F.rms_norm(rotated[:, num_heads:], (head_dim,), norms[1], eps)
+        rotated = torch.cat((query, key), dim=1)
+    cos, signed_sin = angles
+    rolled = rotated.roll(head_dim // 2, dims=-1)
+    rotated = torch.addcmul(rotated * cos, rolled, signed_sin).to(heads.dtype)
+    write_kv(rotated[:, num_heads:], value, *cache, slots)
+    return rotated[:, :num_heads]
+
+
+def add_rms_norm(
+    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The residual stream x + delta and its norm, both [rows, features]; `delta` None adds nothing."""
+    total = x if delta is None else x + delta
+    return total, F.rms_norm(total, weight.shape, weight, eps)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of a fused product: [rows, 2 * features] -> [rows, features]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def compact_kv(key: torch.Tensor, value: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Move tokens' keys and values between slots of all layers, in place, as if all at once.
+
+    key, value: [num_layers, num_blocks, num_kv_heads, block_size, head_dim]; source, target:
+    [num_sequences, max_moves] int64 slots, source -1 for no move. Of one sequence a target may be
+    another move's source; sequences do not share slots.
+    """
+    block_size = key.shape[3]
+    moved = source.flatten() >= 0
+    old, new = source.flatten()[moved], target.flatten()[moved]
+    for tensor in (key, value):
+        tensor[:, new // block_size, :, new % block_size] = tensor[:, old // block_size, :, old % block_size]

@@ -1,0 +1,28 @@
+"""Where there is no GPU, Triton interprets the kernels on CPU tensors."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+HAS_TRITON = find_spec("triton") is not None
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before any is imported
+
+collect_ignore_glob = [] if HAS_TRITON else ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """numpy's remarks on infinities and wrapping words are of the interpreter's making."""
+    for item in items:
+        if "kernels/triton" in str(item.path):
+            item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """Where the kernels run."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
