@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -14,7 +15,8 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from engine.config import EngineConfig
 from specgate.admission import Admission
-from specgate.api import admin, canary, generate, operations
+from specgate.api import admin, canary, console, generate, operations
+from specgate.api.connections import Runner, watched
 from specgate.api.http import KeyCheck, add_request_id, errors, request_ids
 from specgate.api.parse import Parser
 from specgate.api.parse_relay import RelayParser
@@ -34,9 +36,10 @@ from specgate.learning_loop import LearningLoop
 from specgate.live import Live
 from specgate.live_readings import live_reader
 from specgate.load import LoadMeter
-from specgate.pipeline import Pipeline, ServedModel, Switches, Telemetry
+from specgate.pipeline import Pipeline, ServedModel, Switches
 from specgate.policy.guard_costs import LatestCosts
 from specgate.rate_limits import RateLimits
+from specgate.reload import RELOADER, Reloader
 from specgate.rollout_store import RolloutStore
 from specgate.rollouts import Rollouts, load_rollouts
 from specgate.switch_store import load_force
@@ -46,6 +49,7 @@ from specgate.telemetry.faults import FaultLog
 from specgate.telemetry.logs import set_up_logging
 from specgate.telemetry.metrics import Metrics
 from specgate.telemetry.process import ProcessReader
+from specgate.telemetry.recorder import Telemetry
 from specgate.turnstile import Turnstile
 from specgate.watch import Watch
 
@@ -62,8 +66,10 @@ def build_app(
     registry: CollectorRegistry | None = None,
     backends: Mapping[str, Backend] | None = None,
     estimator: Estimator | None = None,
+    reread: Callable[[], Config] | None = None,
 ) -> web.Application:
     """The whole gateway. `backends` by model id, for tests; else they are made as configured.
+    `reread` gives the configuration as its file is now, for reloads.
 
     To notice clients that go away before their answer, serve it by `make_runner`.
     """
@@ -77,6 +83,8 @@ def build_app(
     metrics = Metrics(
         registry or CollectorRegistry(), live_reader(models, process, find_gpus(config.models))
     )
+    log = DecisionLog(config.decision_log, clock)
+    telemetry = Telemetry(metrics, log, clock, lambda: live.config.costs)
     loops = []
     for model in config.models:
         learner = Learner(config.policy, config.learning, metrics.predicted)
@@ -86,11 +94,14 @@ def build_app(
         loop.attach(backend)
         loops.append(loop)
         backend.on_step(metrics.stepped)
-        backend.on_step(FaultLog(model.id, clock).stepped)
+        if isinstance(backend, OpenAIHttpBackend):
+            backend.on_attempt(metrics.attempted)
+        backend.on_step(FaultLog(model.id, clock, telemetry.events).stepped)
+        backend.on_step(partial(telemetry.history.stepped, model.id))
         if switches.forced_policy is not None:
             backend.set_force(switches.forced_policy)
         admission = Admission(config.admission, clock, live.limits_of, lambda: live.has_many_keys)
-        guards = _guarding(config, backend, learner, metrics, clock, process)
+        guards = _guarding(config, backend, learner, telemetry, clock, process)
         models[model.id] = ServedModel(
             id=model.id,
             backend=backend,
@@ -98,11 +109,14 @@ def build_app(
             meter=LoadMeter(clock, config.policy.window_s, config.policy.min_window_samples),
             learner=learner,
             guards=guards,
-            checker=_checker(config, backend, admission, guards, metrics),
+            checker=_checker(config, backend, admission, guards, telemetry),
         )
-    log = DecisionLog(config.decision_log, clock)
     rollouts = Rollouts(
-        load_rollouts(config.canary), RolloutStore(Path(config.canary.state_path)), metrics, clock
+        load_rollouts(config.canary),
+        RolloutStore(Path(config.canary.state_path)),
+        metrics,
+        clock,
+        telemetry.events,
     )
     gateway = Gateway(
         live=live,
@@ -113,7 +127,7 @@ def build_app(
             live,
             switches,
             estimator or LearnedEstimator(),
-            Telemetry(metrics, log),
+            telemetry,
             clock,
             rollouts,
             rates,
@@ -124,15 +138,17 @@ def build_app(
         switches=switches,
         metrics=metrics,
         log=log,
+        telemetry=telemetry,
         learning=tuple(loops),
         rollouts=rollouts,
         rates=rates,
         started_s=clock.monotonic(),
     )
     keys = KeyCheck(live)
-    middlewares: list[Middleware] = [request_ids, errors, keys.middleware]
+    middlewares: list[Middleware] = [watched, request_ids, errors, keys.middleware]
     app = web.Application(middlewares=middlewares)
     app[GATEWAY] = gateway
+    app[RELOADER] = Reloader(gateway, reread, set_up_logging)
     app.on_response_prepare.append(add_request_id)
     app.cleanup_ctx.append(_run_backends)
     _add_routes(app)
@@ -140,31 +156,39 @@ def build_app(
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
-    """A runner that cancels a handler as soon as its client is gone."""
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_WORDS_S)
+    """A runner that cancels a handler when its client is gone, and cuts off clients that are too slow."""
+    gateway = app[GATEWAY]
+    return Runner(app, lambda: gateway.config.server, shutdown_timeout=_LAST_WORDS_S)
 
 
-def run(config: Config) -> int:
+def run(config: Config, reread: Callable[[], Config] | None = None) -> int:
     """`serve` on the fast event loop; what the command line calls. Returns the exit code."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(config))
+        return runner.run(serve(config, reread))
 
 
-async def serve(config: Config) -> int:
+async def serve(
+    config: Config,
+    reread: Callable[[], Config] | None = None,
+    *,
+    build: Callable[..., web.Application] = build_app,
+) -> int:
     """Run until SIGTERM or SIGINT; prints one line when it can answer. Returns the exit code.
 
-    Raises OSError when the address cannot be bound.
+    With `reread` SIGHUP reloads the configuration. Raises OSError when the address cannot be bound.
     """
     set_up_logging(config.logging)
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    app = build_app(config)
+    app = build(config, reread=reread)
     gateway = app[GATEWAY]
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, gateway, stop)
+    if reread is not None:
+        loop.add_signal_handler(signal.SIGHUP, app[RELOADER].begin)
     runner = make_runner(app)
     try:
         await runner.setup()
@@ -224,8 +248,10 @@ async def _run_backends(app: web.Application) -> AsyncIterator[None]:
         await model.backend.start()
     for loop in gateway.learning:
         loop.start()
-    watch = Watch(gateway.models, gateway.rollouts, [m.checker for m in gateway.models.values()])
+    checkers = [model.checker for model in gateway.models.values()]
+    watch = Watch(gateway.models, gateway.rollouts, checkers, gateway.telemetry)
     watch.start()
+    gateway.telemetry.events.add("server", "the server started")
     yield
     await watch.stop()
     for loop in gateway.learning:
@@ -252,28 +278,36 @@ def _build_backend(model: ModelConfig, clock: Clock, sweep_s: float) -> Backend:
 
 
 def _guarding(
-    config: Config, backend: Backend, learner: Learner, metrics: Metrics, clock: Clock, process: ProcessReader
+    config: Config,
+    backend: Backend,
+    learner: Learner,
+    telemetry: Telemetry,
+    clock: Clock,
+    process: ProcessReader,
 ) -> Guarding:
     guards = Guarding(
         config.guards,
         config.policy,
         GuardSurroundings(
             backend,
-            metrics,
+            telemetry.metrics,
             clock,
             costs=LatestCosts(lambda: learner.view),
             memory_bytes=process.memory_bytes,
+            events=telemetry.events,
         ),
     )
     backend.on_step(guards.stepped)
+    if isinstance(backend, OpenAIHttpBackend):
+        backend.on_attempt(guards.attempted)
     return guards
 
 
 def _checker(
-    config: Config, backend: Backend, admission: Admission, guards: Guarding, metrics: Metrics
+    config: Config, backend: Backend, admission: Admission, guards: Guarding, telemetry: Telemetry
 ) -> ConsistencyChecker:
     def told(policy: str, result: str) -> None:
-        metrics.checked(result)
+        telemetry.metrics.checked(result)
         if result != "abandoned":
             guards.checked(policy, result == "match")
 
@@ -283,10 +317,12 @@ def _checker(
         lambda: admission.num_running == 0 and admission.num_queued == 0,
         guards.wants_check,
         told,
+        partial(telemetry.checked, backend.card.model_id),
     )
 
 
 def _add_routes(app: web.Application) -> None:
+    ui = console.Console()
     app.add_routes(
         [
             web.post("/v1/chat/completions", generate.chat),
@@ -300,11 +336,17 @@ def _add_routes(app: web.Application) -> None:
             web.get("/metrics", operations.metrics),
             web.get("/version", operations.version),
             web.get("/openapi.json", operations.openapi),
+            web.get("/ui", ui.page),
+            web.get("/ui/{name}", ui.file),
             web.get("/admin/state", admin.state),
+            web.get("/admin/events", console.events),
+            web.get("/admin/history", console.history),
+            web.get("/admin/predictions", console.predictions),
             web.post("/admin/explain", admin.explain),
             web.get("/admin/decisions", admin.decisions),
             web.put("/admin/policy", admin.policy),
             web.post("/admin/drain", admin.drain),
+            web.post("/admin/reload", admin.reload),
             web.post("/admin/canary/{name}/{action}", canary.act),
         ]
     )

@@ -103,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _serve(args: argparse.Namespace) -> int:
     from specgate.app import run
+    from specgate.config import load_config
     from specgate.errors import ConfigError
 
     settings = list(args.settings)
@@ -111,7 +112,8 @@ def _serve(args: argparse.Namespace) -> int:
     settings += ["benching=true"] if args.bench else []
     config = _load(args.config, settings)
     try:
-        return run(config)
+        # Without a file a hang-up ends the server, as it ends any program of a terminal that closes.
+        return run(config, (lambda: load_config(args.config, settings)) if args.config else None)
     except ConfigError as error:  # in a rollout's file
         raise CommandError(str(error), WRONG_USE) from error
     except OSError as error:

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from engine.types import BASELINE, PolicyAssignment
+from engine.types import BASELINE, PolicyAssignment, SequenceStats
 from specgate.backends.base import Backend
 from specgate.config.guards import ConsistencyGuard
 from specgate.errors import ApiError
@@ -67,14 +67,20 @@ class ConsistencyChecker:
         is_idle: Callable[[], bool],
         wants_all: Callable[[str], bool],
         listener: CheckListener,
+        on_cost: Callable[[SequenceStats], None] = lambda _stats: None,
     ) -> None:
         self._config = config
         self._backend = backend
         self._is_idle = is_idle
         self._wants_all = wants_all
         self._listener = listener
+        self._on_cost = on_cost
         self._waiting: deque[_Check] = deque(maxlen=_MAX_WAITING)
         self._credit = _START_TOKENS
+
+    def reconfigure(self, config: ConsistencyGuard) -> None:
+        """Other settings from now on."""
+        self._config = config
 
     def selects(self, request: GenerationRequest, decision: Decision) -> bool:
         """Whether this request's tokens are to be kept. The same id is always answered alike."""
@@ -137,7 +143,7 @@ class ConsistencyChecker:
         position = 0
         stream = self._backend.generate(
             request, check.prepared, PolicyAssignment(BASELINE, 0, is_exact=True, is_pinned=True),
-            index=0, max_tokens=check.max_tokens, label="",
+            index=0, max_tokens=check.max_tokens, label="", on_cut=self._on_cost,
         )  # fmt: skip
         async with aclosing(stream) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
@@ -148,6 +154,8 @@ class ConsistencyChecker:
                         gap = top[0][2] - top[1][2] if len(top) > 1 else None
                         return _Difference(position, was, token, gap), True
                     position += 1
+                if delta.stats is not None:
+                    self._on_cost(delta.stats)
                 if delta.finish_reason is not None:
                     if position < len(check.token_ids):
                         return _Difference(position, check.token_ids[position], None, None), True

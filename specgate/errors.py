@@ -4,12 +4,14 @@ ApiError                     status  type
 ├── BadRequest               400     invalid_request_error
 │   ├── UnknownParameter     400     a name that is no field of the API
 │   ├── UnsupportedParameter 400     a field that would change the answer and is not supported
-│   └── ContextTooLong       400     prompt (and answer) do not fit the model
+│   ├── ContextTooLong       400     prompt (and answer) do not fit the model
+│   └── InvalidConfig        400     the configuration file has a fault
 ├── Unauthorized             401     authentication_error
 ├── Forbidden                403     permission_error
 ├── NotFound                 404     not_found_error (path, or model: code model_not_found)
 ├── MethodNotAllowed         405     invalid_request_error
 ├── Conflict                 409     invalid_request_error: does not fit the state things are in
+│   └── RestartNeeded        409     a setting that a running server cannot change
 ├── DeadlineExceeded         408     timeout_error
 ├── PayloadTooLarge          413     invalid_request_error
 ├── TooManyRequests          429     rate_limit_error, with Retry-After: the queue is full
@@ -91,6 +93,12 @@ class ContextTooLong(BadRequest):
     default_code = "context_length_exceeded"
 
 
+class InvalidConfig(BadRequest):
+    """The configuration file that was to be reloaded has a fault."""
+
+    default_code = "invalid_config"
+
+
 class Unauthorized(ApiError):
     """No key, or a wrong one."""
 
@@ -121,6 +129,12 @@ class Conflict(ApiError):
     status = 409
     error_type = "invalid_request_error"
     default_code = "conflict"
+
+
+class RestartNeeded(Conflict):
+    """A setting that a running server cannot change is different in its file."""
+
+    default_code = "restart_needed"
 
 
 class MethodNotAllowed(ApiError):

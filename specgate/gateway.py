@@ -19,6 +19,7 @@ from specgate.rate_limits import RateLimits
 from specgate.rollouts import Rollouts
 from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.metrics import Metrics
+from specgate.telemetry.recorder import Telemetry
 from specgate.turnstile import Turnstile
 
 
@@ -37,6 +38,7 @@ class Gateway:
     switches: Switches
     metrics: Metrics
     log: DecisionLog
+    telemetry: Telemetry
     learning: tuple[LearningLoop, ...]
     rollouts: Rollouts
     rates: RateLimits
@@ -52,6 +54,12 @@ class Gateway:
         name = body.get("model")
         model = self.models.get(name) if isinstance(name, str) else None
         return self.relay_parser if model is not None and model.backend.card.is_relay else self.parser
+
+    def take(self, config: Config) -> None:
+        """From now on this configuration."""
+        self.live.replace(config)
+        self.parser = Parser(config.requests)
+        self.relay_parser = RelayParser(config.requests)
 
     def missing(self) -> dict[str, str]:
         """What keeps requests from being served: model -> why. Empty: ready."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from engine.types import BASELINE, EngineLoad, StepRecord
+from specgate.backends.openai_http.pool import Outcome
 from specgate.clock import Clock
 from specgate.config.guards import GuardsConfig
 from specgate.config.schema import PolicyConfig
@@ -20,6 +21,7 @@ from specgate.policy.guard_readings import Costs, NoCosts
 from specgate.policy.guards import Change, Conditions, GuardPanel, Limits, Openings, task_name
 from specgate.policy.reasons import Reason
 from specgate.policy.shut import Shut
+from specgate.telemetry.events import Events
 from specgate.types import Decision, LoadView, Prediction, RequestOutcome
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class GuardSurroundings:
     clock: Clock
     costs: Callable[[], Costs] = NoCosts
     memory_bytes: Callable[[], int | None] = lambda: None
+    events: Events | None = None
 
 
 class Guarding:
@@ -66,13 +69,17 @@ class Guarding:
 
     def __init__(self, config: GuardsConfig, policy: PolicyConfig, around: GuardSurroundings) -> None:
         self.config = config
-        limits = Limits(policy.max_queue_wait_p95_ms, policy.max_requests_per_s, policy.limits_always)
-        self._panel = GuardPanel(config, limits)
+        self._panel = GuardPanel(config, _limits(policy))
         self._around = around
         self._clock = around.clock
         self._done_s: deque[float] = deque(maxlen=1000)
         self._told: tuple[Shut, ...] = ()
         self._shown: set[tuple[Reason, str, str | None]] = set()
+
+    def reconfigure(self, config: GuardsConfig, policy: PolicyConfig) -> None:
+        """Other thresholds from now on; doors stay as they are until the next look."""
+        self.config = config
+        self._panel.reconfigure(config, _limits(policy))
 
     def stepped(self, record: StepRecord) -> None:
         """To be given every step's record."""
@@ -83,6 +90,13 @@ class Guarding:
         now_s = self._clock.monotonic()
         self._done_s.append(now_s)
         self._panel.add_outcome(outcome, now_s)
+
+    def attempted(self, policy: str, _replica: str, outcome: Outcome) -> None:
+        """To be told how requests to other servers end. Those of the plain pool are nobody's fault but its own."""
+        if policy == BASELINE or outcome in (Outcome.LEFT, Outcome.REFUSED):
+            return
+        kind = None if outcome is Outcome.OK else "timeout" if outcome is Outcome.TIMEOUT else "exception"
+        self._panel.add_try(policy, kind, self._clock.monotonic())
 
     def checked(self, policy: str, is_match: bool) -> None:
         """A greedy answer was decoded again as baseline."""
@@ -113,6 +127,14 @@ class Guarding:
             only = "" if change.is_enforced else " (observed only)"
             level = logging.WARNING if change.after is DoorState.SHUT else logging.INFO
             logger.log(level, "guard %s: %s is %s%s: %s", change.guard, whom, change.after, only, change.why)
+            if self._around.events is not None:
+                self._around.events.add(
+                    "guard",
+                    f"{whom} is {change.after}{only}: {change.why}",
+                    "warning" if change.after is DoorState.SHUT else "info",
+                    model=self._around.backend.card.model_id,
+                    subject=str(change.guard),
+                )
         if (entries := self._panel.shut.entries) != self._told:
             self._told = entries
             self._around.backend.set_shut(entries)
@@ -143,6 +165,10 @@ class Guarding:
         if len(self._done_s) < _MIN_DONE:
             return None
         return len(self._done_s) / max(now_s - self._done_s[0], 1e-3)
+
+
+def _limits(policy: PolicyConfig) -> Limits:
+    return Limits(policy.max_queue_wait_p95_ms, policy.max_requests_per_s, policy.limits_always)
 
 
 def as_control(decision: Decision) -> Decision:

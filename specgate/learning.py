@@ -99,6 +99,11 @@ class Learner:
         self._has_news = True
         self.view = ModelView()
 
+    def reconfigure(self, policy: PolicyConfig) -> None:
+        """Other settings from now on; what was learned stays."""
+        self._policy = policy
+        self._has_news = True
+
     # --- learning --------------------------------------------------------------------------
 
     def stepped(self, record: StepRecord) -> None:

@@ -25,6 +25,10 @@ class LoadMeter:
         self._waits: deque[tuple[float, float]] = deque(maxlen=_MAX_SAMPLES)  # (when, queue wait in s)
         self._p95: tuple[float, float | None] = (-math.inf, None)  # (when computed, queue wait in ms)
 
+    def reconfigure(self, window_s: float, min_samples: int) -> None:
+        """Look otherwise from now on."""
+        self._window_s, self._min_samples = window_s, min_samples
+
     def arrived(self) -> None:
         """A request came in."""
         self._arrivals.append(self._clock.monotonic())

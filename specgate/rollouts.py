@@ -27,6 +27,7 @@ from specgate.policy.overlay import (
     unknown_names,
 )
 from specgate.rollout_store import RolloutStore, StoreError, digest
+from specgate.telemetry.events import Events
 from specgate.types import GenerationRequest, RequestOutcome
 
 logger = logging.getLogger(__name__)
@@ -51,10 +52,12 @@ class Rollouts:
         store: RolloutStore | None,
         metrics: RolloutMetrics,
         clock: Clock,
+        events: Events | None = None,
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._clock = clock
+        self._events = events
         self._rollouts: dict[str, Rollout] = {}
         self.refused: dict[str, str] = {}
         self._kept: dict[str, dict[str, Any]] = {}  # states of rollouts whose files are gone
@@ -67,13 +70,29 @@ class Rollouts:
             logger.error("no rollout runs: %s", error)
             self.refused = {config.rollout: f"The state {error}." for config in configs}
             self._store = None
+            self._is_unreadable = True
             return
-        self._kept = {n: s for n, s in states.items() if n not in {c.rollout for c in configs}}
-        for config in configs:
-            self._begin(config, states.get(config.rollout))
-        self.header_names = frozenset(n for r in self._rollouts.values() for n in header_names(r.config))
+        self._start(configs, states)
 
+    _is_unreadable = False
     header_names: frozenset[str] = frozenset()
+
+    def replace(self, configs: Sequence[RolloutConfig]) -> None:
+        """These and no others from now on. One that is as it was goes on, one that changed begins anew."""
+        if self._is_unreadable:
+            self.refused = {config.rollout: "The state was not readable at the start." for config in configs}
+            return
+        states = self._kept | self._states()
+        wanted = {config.rollout: digest(definition(config)) for config in configs}
+        for name, rollout in list(self._rollouts.items()):
+            if wanted.get(name) != digest(definition(rollout.config)):
+                del self._rollouts[name]
+            if name not in wanted:
+                self._metrics.rollout_moved(name, 0, 0.0, "removed")
+                logger.info("the rollout %s is gone: its file was removed", name)
+        self.refused = {}
+        self._start(configs, states)
+        self._is_dirty = True
 
     def assign(self, request: GenerationRequest, task: str) -> ArmAssignment | None:
         """The arm this request is in; None: in none."""
@@ -136,10 +155,7 @@ class Rollouts:
         if self._store is None:
             return
         self._is_dirty, self._saved_s = False, self._clock.monotonic()
-        states = self._kept | {
-            name: {"definition": digest(definition(rollout.config)), **rollout.state()}
-            for name, rollout in self._rollouts.items()
-        }
+        states = self._kept | self._states()
         try:
             await asyncio.to_thread(self._store.save, states)
             self._is_broken = False
@@ -158,6 +174,20 @@ class Rollouts:
         """When evidence has gathered since the last time."""
         if self._is_dirty and self._clock.monotonic() - self._saved_s >= _SAVE_EVERY_S:
             await self.save()
+
+    def _states(self) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"definition": digest(definition(rollout.config)), **rollout.state()}
+            for name, rollout in self._rollouts.items()
+        }
+
+    def _start(self, configs: Sequence[RolloutConfig], states: Mapping[str, dict[str, Any]]) -> None:
+        """Those that do not run yet."""
+        self._kept = {n: s for n, s in states.items() if n not in {c.rollout for c in configs}}
+        for config in configs:
+            if config.rollout not in self._rollouts:
+                self._begin(config, states.get(config.rollout))
+        self.header_names = frozenset(n for r in self._rollouts.values() for n in header_names(r.config))
 
     def _begin(self, config: RolloutConfig, state: Mapping[str, Any] | None) -> None:
         rollout = Rollout(config, self._clock.wall())
@@ -202,6 +232,11 @@ class Rollouts:
         level = logging.WARNING if event.status is Status.ROLLED_BACK else logging.INFO
         where = f"stage {event.stage + 1} of {len(rollout.config.stages_percent)}, {rollout.share:.0%}"
         logger.log(level, "the rollout %s is %s (%s): %s", event.rollout, event.status, where, event.why)
+        if self._events is not None:
+            told = "warning" if event.status is Status.ROLLED_BACK else "info"
+            self._events.add(
+                "rollout", f"{event.rollout} is {event.status} ({where}): {event.why}", told, subject=event.rollout
+            )
         self._metrics.rollout_moved(rollout.name, rollout.stage, rollout.share, rollout.status)
         self._is_dirty = True
         self._saved_s = -_SAVE_EVERY_S

@@ -19,6 +19,7 @@ from specgate.errors import ApiError, BadRequest, InternalError
 from specgate.gateway import GATEWAY, Gateway
 from specgate.pipeline import ServedModel
 from specgate.policy.decide import unknown_policy
+from specgate.reload import RELOADER
 from specgate.switch_store import save_force
 from specgate.telemetry.decision_log import decision_entry
 from specgate.types import LoadView
@@ -39,6 +40,7 @@ async def state(http: web.Request) -> web.Response:
             "num_lost_log_lines": gateway.log.num_lost,
             "models": {name: _model_state(gateway, model) for name, model in gateway.models.items()},
             "canary": gateway.rollouts.describe(),
+            "costs": gateway.telemetry.totals.describe(),
         }
     )
 
@@ -52,7 +54,8 @@ def _model_state(gateway: Gateway, model: ServedModel) -> dict[str, Any]:
         "num_restarts": status.num_restarts,
         "max_model_len": card.max_model_len,
         "methods": dict(card.methods),
-        "details": dict(card.details),
+        "details": {**card.details, **model.backend.describe()},
+        "closed": dict(status.closed),
         "num_admitted": model.admission.num_running,
         "load": asdict(load),
         "engine": asdict(engine),
@@ -138,6 +141,8 @@ async def policy(http: web.Request) -> web.Response:
     if persist and path is None:
         raise BadRequest("'persist' needs a file to keep it in: set guards.force_path.", "persist")
     gateway.switches.forced_policy = forced
+    said = "lifted" if forced is None else f"everything decodes as {forced}"
+    gateway.telemetry.events.add("switch", f"the kill switch: {said}", "info" if forced is None else "warning")
     for model in gateway.models.values():
         model.backend.set_force(forced)
     is_kept = persist and forced is not None
@@ -149,6 +154,12 @@ async def policy(http: web.Request) -> web.Response:
     return json_response({"force": forced} | ({"persist": is_kept} if persist else {}))
 
 
+async def reload(http: web.Request) -> web.Response:
+    """POST /admin/reload: read the configuration file again and apply all of it, or nothing of it."""
+    changed = await http.app[RELOADER].reload()
+    return json_response({"reloaded": True, "changed": changed})
+
+
 async def drain(http: web.Request) -> web.Response:
     """POST /admin/drain: take nothing new, finish what runs. {"draining": false} takes it back, unless
     the server is being stopped."""
@@ -157,6 +168,8 @@ async def drain(http: web.Request) -> web.Response:
     check(body, DRAIN)
     wanted = body.get("draining")
     gateway.switches.is_draining = True if wanted is None else wanted
+    said = "the server drains: it takes nothing new" if gateway.switches.is_draining else "draining was taken back"
+    gateway.telemetry.events.add("switch", said, "warning" if gateway.switches.is_draining else "info")
     return json_response(
         {"draining": gateway.switches.takes_nothing, "num_open_requests": gateway.pipeline.num_open}
     )

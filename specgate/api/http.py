@@ -60,7 +60,7 @@ async def read_raw_json(http: web.Request, config: Config) -> tuple[bytes, dict[
         raise BadRequest("The Content-Type must be application/json.", "Content-Type")
     if http.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise BadRequest("Compressed bodies are not supported.", "Content-Encoding")
-    data = await _read_body(http, config.server.max_body_bytes, config.requests.deadline_s)
+    data = await _read_body(http, config.server.max_body_bytes, config.server.body_timeout_s)
     return data, await off_loop(len(data), decode_json, data, config.server.max_json_depth)
 
 
@@ -71,14 +71,14 @@ async def off_loop(size: int, function: Callable[..., _T], *args: Any) -> _T:
     return await asyncio.to_thread(function, *args)
 
 
-async def _read_body(http: web.Request, max_bytes: int, deadline_s: float) -> bytes:
+async def _read_body(http: web.Request, max_bytes: int, timeout_s: float) -> bytes:
     too_large = PayloadTooLarge(f"The body is larger than {max_bytes} bytes, the most allowed here.")
     if http.content_length is not None and http.content_length > max_bytes:
         raise too_large
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(timeout_s):
             async for part in http.content.iter_any():
                 size += len(part)
                 if size > max_bytes:

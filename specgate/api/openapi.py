@@ -35,6 +35,13 @@ _LIMIT = {
     "name": "limit", "in": "query", "required": False,
     "schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
 }  # fmt: skip
+_HISTORY = [
+    {"name": "range", "in": "query", "required": False, "schema": {"type": "string", "enum": ["30m", "24h"]}},
+    {
+        "name": "since", "in": "query", "required": False, "schema": {"type": "number"},
+        "description": "Unix seconds; only intervals that start later",
+    },
+]  # fmt: skip
 _REQUEST_ID = {
     "name": "X-Request-Id", "in": "header", "required": False, "schema": {"type": "string", "maxLength": 128},
     "description": "kept if it consists of letters, digits and ._:/+=@-; else one is made",
@@ -58,7 +65,12 @@ def openapi_document(limits: RequestsConfig) -> dict[str, Any]:
         "/metrics": {"get": _get("Prometheus text", kind="text/plain")},
         "/version": {"get": _get("Version")},
         "/openapi.json": {"get": _get("This document")},
-        "/admin/state": {"get": _get("Load, guards, acceptance", admin)},
+        "/ui": {"get": _get("The web console", kind="text/html")},
+        "/ui/{name}": {"get": _get("A file of the web console", parameters=[_path_parameter("name")])},
+        "/admin/state": {"get": _get("Load, guards, acceptance, costs", admin)},
+        "/admin/events": {"get": _get("What happened, newest first", admin, [_LIMIT])},
+        "/admin/history": {"get": _get("Load, latency and policy mix by interval", admin, _HISTORY)},
+        "/admin/predictions": {"get": _get("Step times, predicted and measured", admin)},
         "/admin/explain": {"post": _post("What would be decided, and why", "ChatRequest", admin)},
         "/admin/decisions": {"get": _get("The last decisions", admin, [_LIMIT])},
         "/admin/policy": {"put": _post("Kill switch", "Force", admin)},
@@ -68,6 +80,7 @@ def openapi_document(limits: RequestsConfig) -> dict[str, Any]:
                 [_path_parameter("name"), _path_parameter("action")],
             )
         },
+        "/admin/reload": {"post": _get("Read the configuration file again", admin)},
         "/admin/drain": {"post": _post("Take nothing new", "Drain", admin)},
     }
     return {
@@ -142,7 +155,7 @@ def _get(
     summary: str, security: list[Any] | None = None, parameters: list[Any] | None = None,
     kind: str = "application/json",
 ) -> dict[str, Any]:  # fmt: skip
-    schema = {"type": "string" if kind == "text/plain" else "object"}
+    schema = {"type": "string" if kind.startswith("text/") else "object"}
     ok = {"description": "OK", "content": {kind: {"schema": schema}}}
     return {
         "summary": summary,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
-from engine.config import DraftModelConfig, EngineConfig, ImposedConfig, NgramConfig
+from engine.config import DraftModelConfig, EngineConfig, ImposedConfig, NgramConfig, SuffixConfig
 from specgate.config.fields import TaskName, setting
 from specgate.config.guards import GuardsConfig
 from specgate.config.limits import AdmissionConfig, KeyLimits
@@ -27,6 +27,12 @@ class ServerConfig:
     port: int = setting(8080, "port to bind; 0 picks a free one", ge=0, le=65535)
     max_body_bytes: int = setting(8 * 1024 * 1024, "larger bodies get a 413", ge=1024)
     max_json_depth: int = setting(64, "deeper JSON gets a 400", ge=4, le=200)
+    head_timeout_s: float = setting(15.0, "for the head of a request to arrive; then cut off", gt=0)
+    body_timeout_s: float = setting(60.0, "for its body to arrive; then 408", gt=0)
+    write_timeout_s: float = setting(
+        60.0, "a client that reads nothing for this long, with an answer waiting, is cut off", gt=0
+    )
+    keepalive_s: float = setting(75.0, "an idle connection is closed after this long", gt=0)
     drain_grace_s: float = setting(30.0, "on SIGTERM, how long running requests may take to finish", ge=0)
 
 
@@ -60,6 +66,9 @@ class RequestsConfig:
     max_prompts: int = setting(64, "most prompts in one call of /v1/completions", ge=1, le=2048)
     max_stop: int = setting(16, "most stop strings, and most stop token ids", ge=1, le=1024)
     max_logprobs: int = setting(20, "largest `top_logprobs` and `logprobs`", ge=0, le=100)
+    max_schema_bytes: int = setting(
+        131_072, "largest JSON schema of `response_format`, and of all `tools` together", ge=256
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +201,14 @@ class CanaryConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CostsConfig:
+    """What device time costs: shown per request, in /admin/state, in metrics and by `specgate report`."""
+
+    price_per_device_hour: float | None = setting(None, "in `currency`; null: no amounts are shown", ge=0)
+    currency: str = setting("USD", "of the price", pattern=r"[A-Z]{3}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All of it."""
 
@@ -206,6 +223,7 @@ class Config:
     canary: CanaryConfig = setting(CanaryConfig, CanaryConfig.__doc__ or "")
     decision_log: DecisionLogConfig = setting(DecisionLogConfig, DecisionLogConfig.__doc__ or "")
     logging: LoggingConfig = setting(LoggingConfig, LoggingConfig.__doc__ or "")
+    costs: CostsConfig = setting(CostsConfig, CostsConfig.__doc__ or "")
     benching: bool = setting(False, "a server to be measured, not used: allows engine.imposed")
 
 
@@ -227,6 +245,7 @@ ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
         "enable_prefix_cache": {"doc": "share KV of equal prompt beginnings"},
         "accept_rule": {"doc": "for unseeded sampled drafts: ratio, block or keyed"},
         "ngram": {"doc": "prompt lookup; null: not loaded"},
+        "suffix": {"doc": "suffix decoding; null: not loaded"},
         "draft_model": {"doc": "a causal LM as drafter; null: not loaded"},
         "imposed": {"doc": "the draft model's acceptance, imposed; only with benching: true"},
     },
@@ -237,6 +256,15 @@ ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
         "num_speculative_tokens": {"doc": "draft tokens a step", "ge": 1, "le": 64},
         "prompt_lookup_min": {"doc": "shortest match", "ge": 1, "le": 64},
         "prompt_lookup_max": {"doc": "longest match", "ge": 1, "le": 64},
+    },
+    SuffixConfig: {
+        "num_speculative_tokens": {"doc": "draft tokens a step, at most", "ge": 1, "le": 64},
+        "min_match": {"doc": "tokens that must match in the text itself", "ge": 1, "le": 64},
+        "min_match_past": {"doc": "tokens that must match in past outputs", "ge": 1, "le": 64},
+        "min_confidence": {"doc": "a draft ends where it is less likely than this", "gt": 0, "le": 0.99},
+        "share_past_outputs": {"doc": "learn from past outputs of the same tenant and task"},
+        "scope_tokens": {"doc": "past output tokens kept for each tenant and task", "ge": 64},
+        "max_past_tokens": {"doc": "past output tokens kept in all", "ge": 64},
     },
     DraftModelConfig: {
         "num_speculative_tokens": {"doc": "draft tokens a step", "ge": 1, "le": 64},

@@ -124,6 +124,12 @@ class GuardPanel:
         if record.drafter_errors:
             self._looked_s = float("-inf")
 
+    def add_try(self, policy: str, kind: str | None, now_s: float) -> None:
+        """A request that other servers were to run under `policy`, and how they failed it, if they did."""
+        self._errors.add_try(policy, kind, now_s)
+        if kind is not None:
+            self._looked_s = float("-inf")
+
     def add_check(self, policy: str, is_match: bool, now_s: float) -> None:
         """A greedy answer was decoded again as baseline. Counted as it is: a near-tie is a mismatch too."""
         self._checks.add(policy, is_match, now_s)

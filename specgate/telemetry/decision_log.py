@@ -8,34 +8,52 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
+from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from engine.types import DeviceUse, SequenceStats
 from specgate.clock import Clock
 from specgate.config import DecisionLogConfig
+from specgate.costs import RequestCost, device_of, saved_steps
 from specgate.types import Decision, RequestOutcome, Timings
 
 logger = logging.getLogger(__name__)
+
+
+CHECK = "consistency_check"  # `kind` of lines that are no decisions
 
 
 class DecisionLog:
     """A ring in memory and a file that is rotated by size."""
 
     def __init__(self, config: DecisionLogConfig, clock: Clock) -> None:
-        self._config = config
         self._clock = clock
-        self._ring: deque[dict[str, Any]] = deque(maxlen=config.ring_size)
-        self._path = Path(config.path) if config.path is not None else None
+        self._ring: deque[dict[str, Any]] = deque()
         self._file: FileIO | None = None
+        self.reconfigure(config)
         self._is_broken = False
         self.num_lost = 0  # lines that could not be written
 
-    def add(self, outcome: RequestOutcome) -> None:
+    def add_check(self, model: str, stats: SequenceStats) -> None:
+        """A greedy answer that was decoded again: only what it took, and only in the file."""
+        if self._path is not None:
+            entry = {"time": self._clock.wall(), "kind": CHECK, "model": model, "device": _device((stats,))}
+            self._write(self._path, msgspec.json.encode(entry) + b"\n")
+
+    def reconfigure(self, config: DecisionLogConfig) -> None:
+        """Other settings from the next line on."""
+        self._config = config
+        self._ring = deque(self._ring, maxlen=config.ring_size)
+        self._path = Path(config.path) if config.path is not None else None
+        self.close()
+
+    def add(self, outcome: RequestOutcome, cost: RequestCost | None = None) -> None:
         """A request that was decided, when it ended."""
-        entry = {"time": self._clock.wall()} | outcome_entry(outcome)
+        entry = {"time": self._clock.wall()} | outcome_entry(outcome, cost)
         self._ring.append(entry)
         if self._path is not None:
             self._write(self._path, msgspec.json.encode(entry) + b"\n")
@@ -78,7 +96,7 @@ class DecisionLog:
         self._file = path.open("ab" if numbered else "wb", buffering=0)
 
 
-def outcome_entry(outcome: RequestOutcome) -> dict[str, Any]:
+def outcome_entry(outcome: RequestOutcome, cost: RequestCost | None = None) -> dict[str, Any]:
     """One line of the log, for an encoder that knows dataclasses."""
     request, sampling = outcome.request, outcome.request.sampling
     counts = {
@@ -107,9 +125,16 @@ def outcome_entry(outcome: RequestOutcome) -> dict[str, Any]:
         "num_prompt_tokens": outcome.num_prompt_tokens,
         "num_output_tokens": outcome.num_output_tokens,
         "timings": timings_ms(outcome.timings),
-        "counts": counts if outcome.stats else None,
+        "counts": counts | {"num_target_steps_saved": saved_steps(outcome.stats)} if outcome.stats else None,
         "policy_changes": outcome.policy_changes,
+        "device": _device(outcome.stats),
+        "costs": cost,
     }
+
+
+def _device(stats: Sequence[SequenceStats]) -> list[DeviceUse]:
+    """By method, all answers together."""
+    return list(device_of(stats))
 
 
 def decision_entry(decision: Decision) -> dict[str, Any]:
