@@ -17,6 +17,19 @@ class NgramConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SuffixConfig:
+    """Suffix decoding: the longest match in the text itself or in past outputs of tenant and task."""
+
+    num_speculative_tokens: int = 8
+    min_match: int = 2  # tokens; shorter matches do not draft
+    min_match_past: int = 3  # the same for past outputs
+    min_confidence: float = 0.2  # a draft ends where its tokens are less likely than this together
+    share_past_outputs: bool = True  # between requests of the same tenant and task
+    scope_tokens: int = 16_384  # of past outputs, for each tenant and task
+    max_past_tokens: int = 131_072  # of past outputs in all, about 0.6 kB each
+
+
+@dataclass(frozen=True, slots=True)
 class DraftModelConfig:
     """A causal LM as drafter. Exactly one of `source` and `layers_of_target` is set."""
 
@@ -51,5 +64,7 @@ class EngineConfig:
     enable_prefix_cache: bool = True
     accept_rule: AcceptRule = AcceptRule.RATIO  # for unseeded sampled drafts; others are keyed
     ngram: NgramConfig | None = field(default_factory=NgramConfig)
+    suffix: SuffixConfig | None = None
     draft_model: DraftModelConfig | None = None
     imposed: ImposedConfig | None = None
+    draft_timeout_s: float = 1.0  # a drafter that takes longer in a step is counted as failed

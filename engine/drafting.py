@@ -2,11 +2,13 @@
 
 A drafter that raises, runs out of memory or answers rubbish costs its sequences the draft of
 that step. The failure is counted under its kind; the drafter forgets the sequence and begins
-anew the next time it is asked.
+anew the next time it is asked. One that is too slow is counted as well, though what it drafted is
+used: by then it is paid for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -29,10 +31,17 @@ _Result = TypeVar("_Result")
 class Drafting:
     """The loaded drafters and what they did in the current step."""
 
-    def __init__(self, drafters: Mapping[str, Drafter], vocab_size: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        drafters: Mapping[str, Drafter],
+        vocab_size: int,
+        clock: Callable[[], float],
+        timeout_s: float = math.inf,
+    ) -> None:
         self.drafters = dict(drafters)
         self._vocab_size = vocab_size
         self._clock = clock
+        self._timeout_s = timeout_s
         self._work: dict[str, DraftWork] = {}
         self._errors: list[DrafterError] = []
 
@@ -51,7 +60,10 @@ class Drafting:
             proposed = self._propose_with(method, sequences, contexts)
             for index, tree in zip(indices, proposed, strict=True):
                 trees[index] = tree
-            self._count(method, sequences, proposed, self._clock() - started_s)
+            seconds = self._clock() - started_s
+            if seconds > self._timeout_s:
+                self._fail(method, "timeout", f"{seconds:.2f} s for a step; allowed are {self._timeout_s:g} s")
+            self._count(method, sequences, proposed, seconds)
         return trees
 
     def observe(self, seq: Sequence, method: str, token_ids: tuple[int, ...], num_accepted: int) -> None:
@@ -161,4 +173,5 @@ def _context(seq: Sequence, max_draft_tokens: int) -> DraftContext:
         last_hidden=None,
         generator=seq.sampling.key,
         cache_salt=seq.request.cache_salt,
+        label=seq.request.label,
     )

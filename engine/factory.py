@@ -20,6 +20,7 @@ from engine.spec.drafter import Drafter
 from engine.spec.imposed import ImposedDraftModel
 from engine.spec.ngram import NgramDrafter
 from engine.spec.planner import SpecPlanner
+from engine.spec.suffix import SuffixDrafter
 from engine.spec.vocabulary import require_same_tokens
 
 
@@ -68,6 +69,8 @@ def build_drafters(
     drafters: list[Drafter] = []
     if config.ngram is not None:
         drafters.append(NgramDrafter(config.ngram))
+    if config.suffix is not None:
+        drafters.append(SuffixDrafter(config.suffix))
     if config.draft_model is not None:
         drafters.append(_build_draft_model(config, config.draft_model, target, progress))
     return {drafter.name: drafter for drafter in drafters}

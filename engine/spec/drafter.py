@@ -36,6 +36,7 @@ class DraftContext:
     last_hidden: torch.Tensor | None  # [hidden], target's last hidden state, where kept
     generator: RandomKey
     cache_salt: str | None = None  # drafters share caches only between equal salts; None: never
+    label: str = ""  # the request's: what past outputs are kept apart by, within a salt
 
 
 class Drafter(Protocol):

@@ -16,6 +16,7 @@ from engine.spec.drafter import DraftContext, Drafter
 from engine.spec.imposed import ImposedDrafter, ImposedDraftModel
 from engine.spec.ngram import NgramDrafter
 from engine.spec.stub import StubDrafter
+from engine.spec.suffix import SuffixDrafter
 from engine.spec.tree import EMPTY_TREE, DraftTree
 
 VOCAB = 128
@@ -34,6 +35,11 @@ def draft_model(num_blocks: int = 200, catch_up_tokens: int = 24, max_model_len:
 def held_by_ngram(drafter: Drafter) -> int:
     assert isinstance(drafter, NgramDrafter)
     return drafter.num_sequences
+
+
+def held_by_suffix(drafter: Drafter) -> int:
+    assert isinstance(drafter, SuffixDrafter)
+    return drafter.num_sequences  # past outputs are kept on purpose, and bounded
 
 
 def held_by_draft_model(drafter: Drafter) -> int:
@@ -64,6 +70,7 @@ def imposed_model() -> Drafter:
 METHODS: dict[str, tuple[Callable[[], Drafter], Callable[[Drafter], int] | None]] = {
     "ngram": (NgramDrafter, held_by_ngram),
     "ngram-1-to-3": (lambda: NgramDrafter(NgramConfig(6, 1, 3)), held_by_ngram),
+    "suffix": (SuffixDrafter, held_by_suffix),
     "draft": (draft_model, held_by_draft_model),
     "draft-few-blocks": (lambda: draft_model(num_blocks=24), held_by_draft_model),
     "draft-short-context": (lambda: draft_model(max_model_len=40), held_by_draft_model),

@@ -21,6 +21,7 @@ from engine.spec.drafter import Drafter
 from engine.spec.ngram import NgramDrafter
 from engine.spec.planner import FollowAssignment, SpecPlanner
 from engine.spec.stub import StubDrafter, known_continuations
+from engine.spec.suffix import SuffixDrafter
 from engine.types import (
     EngineRequest,
     FinishReason,
@@ -169,6 +170,7 @@ def all_drafters(
     drafters: list[Drafter] = [
         *(StubDrafter(oracle, spec.vocab_size, num, name=name) for name, num in stubs.items()),
         NgramDrafter(),
+        SuffixDrafter(),
         DraftModelDrafter(model.first_layers(1), spec, config, **sizes),
         DraftModelDrafter(other, spec, config, **sizes, name="draft_other"),
     ]
@@ -183,6 +185,7 @@ POLICIES = (
     "right2",
     "right3",
     "ngram",
+    "suffix",
     "draft",
     "draft_other",
 )
