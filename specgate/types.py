@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.types import PolicyChange, SamplingParams, SequenceStats
+from engine.types import GrammarSpec, PolicyChange, SamplingParams, SequenceStats
 from router_models.request_text import content_text
 from router_models.types import TASKS as TASKS
 
@@ -27,6 +27,15 @@ class Overrides:
     slo_tpot_ms: float | None = None
     explore: bool = True
     learn: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether an answer may, or must, call tools, and which (no names: all that are offered)."""
+
+    mode: str = "none"  # none, auto, required
+    names: tuple[str, ...] = ()
+    is_parallel: bool = True  # several calls in one answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,7 @@ class GenerationRequest:
     # the pipeline hands each to the backend as a request with that one `prompt`
     suffix: str | None = None
     tools: tuple[dict[str, Any], ...] = ()
-    tool_choice: Any = None
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     n: int = 1
@@ -81,6 +90,7 @@ class PreparedPrompt:
     token_ids: tuple[int, ...]
     text: str  # after the chat template; never logged
     num_guessed: int | None = None  # tokens, where only other servers can count them
+    grammar: GrammarSpec | None = None  # what the answer must look like
 
     @property
     def num_tokens(self) -> int:
@@ -100,6 +110,16 @@ class DeltaLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of call number `index` of an answer. The first has id and name; arguments are JSON text."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of one answer. Text never splits a character and never shows (part of) a stop string.
 
@@ -113,9 +133,11 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[DeltaLogprob, ...] = ()
     prompt_logprobs: tuple[DeltaLogprob | None, ...] = ()
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     finish_reason: str | None = None  # stop, length, tool_calls
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     stats: SequenceStats | None = None
+    queue_wait_s: float | None = None  # in the backend; with the first delta, where the backend can tell
     # From other servers: their bytes (whole events, or a whole JSON body) to be passed on as they are, and
     # the answer whose tokens they are. `stats` may then come after the delta with `finish_reason`.
     raw: bytes | None = None

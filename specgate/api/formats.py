@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from specgate.generation import Generation
-from specgate.types import Delta, DeltaLogprob
+from specgate.types import Delta, DeltaLogprob, ToolCallDelta
 
 _FLOOR = -9999.0  # what JSON gets for the logarithm of zero, which it cannot write
 Json = dict[str, Any]
@@ -44,7 +44,9 @@ class ChatFormat:
             out.append(_chunk(index, {"role": "assistant", "content": "", "refusal": None}))
         if delta.text or delta.logprobs:
             logprobs = self._logprobs(delta.logprobs) if self._has_logprobs else None
-            out.append(_chunk(index, {"content": delta.text}, logprobs))
+            out.append(_chunk(index, {"content": delta.text}, logprobs) | _trace(delta))
+        if delta.tool_calls:
+            out.append(_chunk(index, {"tool_calls": [_call_piece(piece) for piece in delta.tool_calls]}))
         if delta.finish_reason is not None:
             end = _chunk(index, {})
             out.append(end | {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason})
@@ -57,7 +59,7 @@ class ChatFormat:
         return [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(pieces.text), "refusal": None},
+                "message": pieces.message(),
                 "logprobs": self._logprobs(pieces.logprobs) if self._has_logprobs else None,
                 "finish_reason": pieces.finish_reason,
                 "stop_reason": pieces.stop_reason,
@@ -104,7 +106,7 @@ class CompletionsFormat:
         }
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
-        return [choice]
+        return [choice | _trace(delta)]
 
     def add(self, index: int, delta: Delta) -> None:
         text, entries = self._with_prompt(index, delta)
@@ -167,6 +169,16 @@ class _Pieces:
         self.logprobs: list[Any] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+        self._calls: dict[int, Json] = {}
+
+    def message(self) -> Json:
+        """The assistant's message. Calls without text have no content."""
+        text = "".join(self.text)
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if self._calls:
+            message["content"] = text if text.strip() else None
+            message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
+        return message
 
     def add(
         self, delta: Delta, text: str | None = None, logprobs: Sequence[DeltaLogprob | None] | None = None
@@ -175,10 +187,29 @@ class _Pieces:
         self.logprobs += delta.logprobs if logprobs is None else logprobs
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
+        for piece in delta.tool_calls:
+            if piece.id is not None:
+                function = {"name": piece.name, "arguments": ""}
+                self._calls[piece.index] = {"id": piece.id, "type": "function", "function": function}
+            self._calls[piece.index]["function"]["arguments"] += piece.arguments
 
 
 def _chunk(index: int, delta: Json, logprobs: Json | None = None) -> Json:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+
+def _call_piece(piece: ToolCallDelta) -> Json:
+    if piece.id is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+
+
+def _trace(delta: Delta) -> Json:
+    """Whose draft tokens the text came from, where that was asked for."""
+    if not delta.pieces:
+        return {}
+    return {"specgate": {"pieces": [{"text": text, "accepted": method} for text, method in delta.pieces]}}
 
 
 def _finite(value: float) -> float:

@@ -15,6 +15,7 @@ import msgspec
 from engine.types import SamplingParams
 from specgate.api.jsoncheck import check, shown
 from specgate.api.schema import UNSUPPORTED, chat_schema, completions_schema
+from specgate.api.structured import response_format_of, tool_choice_of, tools_of
 from specgate.config import RequestsConfig
 from specgate.errors import BadRequest, Forbidden, UnsupportedParameter
 from specgate.types import GenerationRequest, Overrides
@@ -79,12 +80,13 @@ class Parser:
             raise BadRequest("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
         num_logprobs = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
         max_tokens = _chat_max_tokens(fields)
+        tools = tools_of(fields, self._limits.max_schema_bytes)
         return replace(
             self._request("chat", fields, caller, _sampling(fields, max_tokens, num_logprobs)),
             messages=tuple(_message(m, i) for i, m in enumerate(fields["messages"])),
-            tools=tuple(fields.get("tools", ())),
-            tool_choice=fields.get("tool_choice"),
-            response_format=fields.get("response_format"),
+            tools=tools,
+            tool_choice=tool_choice_of(fields, tools),
+            response_format=response_format_of(fields, self._limits.max_schema_bytes),
             chat_template_kwargs=fields.get("chat_template_kwargs", {}),
             has_explicit_max_tokens=max_tokens is not None,
         )
@@ -114,6 +116,9 @@ class Parser:
         options = fields.get("stream_options")
         if options is not None and not is_stream:
             raise BadRequest("'stream_options' needs 'stream' to be true.", "stream_options")
+        has_trace = bool(fields.get("specgate", {}).get("trace"))
+        if has_trace and not is_stream:
+            raise BadRequest("'specgate.trace' needs 'stream' to be true.", "specgate.trace")
         stop = fields.get("stop", ())
         return GenerationRequest(
             request_id=caller.request_id,
@@ -128,6 +133,7 @@ class Parser:
             unsupported=tuple(name for name in fields if name in UNSUPPORTED and _changes(name, fields)),
             tenant=caller.tenant,
             user=fields.get("user", ""),
+            has_trace=has_trace,
             headers=caller.headers,
             priority=priority_of(fields, caller.priority),
         )
@@ -265,12 +271,10 @@ def _part(part: _Fields, at: str) -> str:
 def _changes(name: str, fields: _Fields) -> bool:
     """Whether this value of an unsupported field would change the answer."""
     value = fields[name]
-    if name in ("tools", "functions", "suffix"):
+    if name in ("functions", "suffix"):
         return len(value) > 0
-    if name in ("tool_choice", "function_call"):
-        return value not in ("none", "auto") or bool(fields.get("tools") or fields.get("functions"))
-    if name == "response_format":
-        return bool(value["type"] != "text")
+    if name == "function_call":
+        return value not in ("none", "auto") or bool(fields.get("functions"))
     if name == "modalities":
         return bool(value != ["text"])
     if name == "best_of":

@@ -18,12 +18,12 @@ JsonSchema = dict[str, Any]
 INERT = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-        "prompt_cache_options", "prompt_cache_retention", "prediction", "parallel_tool_calls",
+        "prompt_cache_options", "prompt_cache_retention", "prediction",
     }
 )  # fmt: skip
 UNSUPPORTED = frozenset(
     {
-        "tools", "tool_choice", "functions", "function_call", "response_format", "modalities", "audio",
+        "functions", "function_call", "modalities", "audio",
         "reasoning_effort", "verbosity", "web_search_options", "moderation", "suffix", "best_of",
     }
 )  # fmt: skip
@@ -56,6 +56,10 @@ SPECGATE = _closed(
         "objective": {"type": "string", "enum": ["latency", "throughput", "slo"]},
         "slo": _closed({"ttft_ms": _number(0, 1e9), "tpot_ms": _number(0, 1e9)}),
         "explore": {"type": "boolean", "description": "false: never explored on"},
+        "trace": {
+            "type": "boolean",
+            "description": "streams only: each choice says which text came from accepted draft tokens",
+        },
         "learn": {"type": "boolean", "description": "false: a synthetic request, of which nothing is learned"},
     }
 )

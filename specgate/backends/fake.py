@@ -23,10 +23,11 @@ from engine.types import (
     StepRecord,
 )
 from specgate.backends.base import BackendStatus, ModelCard
+from specgate.backends.embedded.origins import Origins
 from specgate.backends.embedded.stop import StopFinder
 from specgate.clock import Clock
 from specgate.config import FakeConfig
-from specgate.errors import BadRequest, ContextTooLong, EngineLost, NotReady
+from specgate.errors import BadRequest, ContextTooLong, EngineLost, NotReady, UnsupportedParameter
 from specgate.policy.shut import Shut, ShutList
 from specgate.types import Delta, DeltaLogprob, GenerationRequest, PreparedPrompt
 
@@ -70,8 +71,12 @@ class FakeBackend:
         used = -(-self._used_tokens // _BLOCK_SIZE)
         return EngineLoad(self.num_running, 0, _NUM_BLOCKS - used, 0, used, _NUM_BLOCKS)
 
+    def describe(self) -> dict[str, Any]:
+        return {}
+
     async def prepare(self, request: GenerationRequest) -> PreparedPrompt:
         """Messages become `role: content` lines."""
+        _refuse_formats(request)
         if not self.is_ready:
             raise NotReady("the fake backend was made not ready")
         if request.messages is not None:
@@ -112,13 +117,14 @@ class FakeBackend:
         try:
             await asyncio.sleep(self.script.prefill_s)
             while not is_over:
+                is_first = answer.num_out == 0
                 await self._stumble(answer.num_out)
                 await asyncio.sleep(self.script.step_s)
                 depth = self._depth(policy, answer, label)
                 delta = answer.step(policy.method, depth)
                 self._record(policy.method if depth else BASELINE, depth, delta)
                 is_over = delta.finish_reason is not None
-                yield delta
+                yield replace(delta, queue_wait_s=0.0) if is_first else delta
         finally:
             if not is_over and on_cut is not None:
                 on_cut(answer.stats())
@@ -202,6 +208,7 @@ class _Answer:
         self._max_tokens = max_tokens
         self._num_prompt = num_prompt
         self._stops = StopFinder(request.stop)
+        self._origins = Origins() if request.has_trace else None
         self.num_out = 0
         self._counters = SequenceCounters()
         self.changes: list[PolicyChange] = []
@@ -226,11 +233,18 @@ class _Answer:
             finish = "length"
         while len(piece) < accepted + 1 and finish is None:
             piece += self._next_char(first + len(piece))
+            if self._origins is not None:
+                self._origins.add(piece[-1], method if len(piece) <= accepted else None)
             text, finish, stop_reason = self._take(piece[-1], first + len(piece))
             shown += text
         self.num_out += len(piece)
         accepted = min(accepted, len(piece))
         self._counters.num_target_steps += bool(piece)
+        self._counters.charge_decode(
+            method if depth > 0 else BASELINE,
+            len(piece),
+            *(share * self._script.step_s for share in (0.25 if depth > 0 else 0.0, 0.5, 0.25)),
+        )
         if depth > 0:
             self._counters.grant(method)
             self._counters.add_draft(depth, accepted, len(piece), method)
@@ -246,6 +260,7 @@ class _Answer:
             finish_reason=finish,
             stop_reason=stop_reason,
             stats=self.stats() if finish else None,
+            pieces=self._origins.take(shown) if self._origins is not None else (),
         )
 
     def _next_char(self, position: int) -> str:
@@ -287,3 +302,11 @@ class _Answer:
         prompt = self._request.prompt or ""
         ids = tuple(map(ord, prompt)) if isinstance(prompt, str) else prompt
         return (None, *(self._logprob(token) for token in ids[1:]))
+
+
+def _refuse_formats(request: GenerationRequest) -> None:
+    """A script fits no format."""
+    if (request.response_format or {}).get("type", "text") != "text":
+        raise UnsupportedParameter("'response_format' needs a model; here is a script.", "response_format")
+    if request.tool_choice.mode != "none":
+        raise UnsupportedParameter("'tools' need a model; here is a script.", "tools")

@@ -166,7 +166,7 @@ def test_overrides(tiny: Server, policy: str, way: str) -> None:
         ({"extra_body": {"temprature": 1}}, "temprature"),
         ({"messages": [{"role": "user", "content": "long " * 9000}]}, "messages"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
+        ({"functions": [{"name": "f", "parameters": {}}]}, "functions"),
     ],
 )
 def test_bad_requests_name_the_field(tiny: Server, fields: dict[str, Any], param: str) -> None:

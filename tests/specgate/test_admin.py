@@ -35,7 +35,7 @@ async def test_explain_says_everything_and_runs_nothing() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_params: tools"),
+        ({"functions": [{"name": "f"}]}, "unsupported_params: functions"),
         ({"specgate": {"policy": "eagle"}}, "not loaded"),
         ({"temperature": 5}, "at most 2"),
         ({"model": "other"}, "does not exist"),
@@ -52,8 +52,17 @@ async def test_explain_is_a_200_for_what_would_be_refused(fields: dict[str, Any]
         assert why in explained["refused"]["message"] or why in explained["candidates"][0]["why_not"]
         assert len(explained["candidates"]) == 3
         assert all(not c["allowed"] and why in c["why_not"] for c in explained["candidates"])
-        if "tools" in fields:
-            assert (explained["task"], explained["reason"]) == ("tool_call", "unsupported_params")
+        if "functions" in fields:
+            assert explained["reason"] == "unsupported_params"
+
+
+async def test_explain_sees_that_tools_are_offered() -> None:
+    async with running() as server:
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        body = {"messages": SUMMARY, "tools": tools, "tool_choice": "required"}
+        explained = (await server.client.post("/admin/explain", json=body)).json()
+        assert explained["task"] == "tool_call"
+        assert explained["policy"] is not None
 
 
 async def test_overrides_by_header_and_body_are_used_exactly() -> None:

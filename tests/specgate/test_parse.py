@@ -79,11 +79,10 @@ def test_messages_are_made_ready_for_templates() -> None:
 
 
 def test_unsupported_fields_are_kept_by_name() -> None:
-    tool = {"type": "function", "function": {"name": "f"}}
-    assert chat(tools=[tool], tool_choice="auto").unsupported == ("tools", "tool_choice")
-    assert chat(tool_choice="auto").unsupported == ()
-    assert chat(response_format={"type": "json_object"}).unsupported == ("response_format",)
-    assert chat(tools=[tool]).tools == (tool,)
+    functions = [{"name": "f"}]
+    assert chat(functions=functions, function_call="auto").unsupported == ("functions", "function_call")
+    assert chat(function_call="auto").unsupported == ()
+    assert chat(reasoning_effort="low").unsupported == ("reasoning_effort",)
 
 
 def test_the_header_wins_over_the_body() -> None:

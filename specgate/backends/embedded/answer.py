@@ -13,8 +13,10 @@ from dataclasses import replace
 from engine.stats import SequenceCounters
 from engine.types import BASELINE, FinishReason, SamplingParams, SequenceOutput, SequenceStats, TokenLogprob
 from specgate.backends.embedded.detokenize import TokenBytes, new_detokenizer
+from specgate.backends.embedded.origins import Origins
 from specgate.backends.embedded.stop import StopFinder
-from specgate.types import Delta, DeltaLogprob
+from specgate.backends.embedded.tool_reader import ToolReader
+from specgate.types import Delta, DeltaLogprob, ToolCallDelta
 
 
 class Answer:
@@ -26,9 +28,20 @@ class Answer:
     """
 
     def __init__(
-        self, table: TokenBytes, sampling: SamplingParams, stops: Sequence[str], num_prompt_tokens: int
+        self,
+        table: TokenBytes,
+        sampling: SamplingParams,
+        stops: Sequence[str],
+        num_prompt_tokens: int,
+        tools: ToolReader | None = None,
+        *,
+        has_trace: bool = False,
     ) -> None:
+        """`tools`: finds tool calls in the text; None: it is all content. `has_trace`: pieces of content
+        say which drafter they came from."""
         self._table = table
+        self._origins = Origins() if has_trace and tools is None else None
+        self._tools = tools
         self._sampling = sampling
         self._num_prompt_tokens = num_prompt_tokens
         self._text = new_detokenizer(table)
@@ -40,6 +53,7 @@ class Answer:
         self._finish: str | None = None
         self._stop_reason: str | int | None = None
         self._stats: SequenceStats | None = None
+        self._queue_wait_s: float | None = None
 
     @property
     def needs_abort(self) -> bool:
@@ -54,14 +68,18 @@ class Answer:
     def push(self, output: SequenceOutput) -> None:
         """One step's output for this answer. The finish reason is not ABORT or ERROR, unless a
         stop string was found before."""
+        if output.queue_wait_s is not None:
+            self._queue_wait_s = output.queue_wait_s
         if self._found is None:
             self._read(output)
         if self._found is not None:
             if output.finish_reason is not None:
                 self._end_at_stop(output.stats or SequenceStats(num_prompt_tokens=self._num_prompt_tokens))
         elif output.finish_reason is not None:
-            self._pending.text += self._stops.finish()
+            self._show(self._stops.finish())
             self._finish = output.finish_reason.value
+            if self._finish == "stop" and self._tools is not None and self._tools.num_whole:
+                self._finish = "tool_calls"
             self._stats = output.stats
             if output.finish_reason is FinishReason.STOP and output.token_ids:
                 last = output.token_ids[-1]
@@ -74,7 +92,9 @@ class Answer:
 
     def take(self) -> Delta | None:
         """What can be shown now, or None. Tokens without text yet wait for their text."""
-        if not self._pending.text and self._finish is None:
+        if self._finish is not None and self._tools is not None:
+            self._pending.text += self._tools.finish()
+        if not self._pending.text and not self._pending.tool_calls and self._finish is None:
             return None
         pending, self._pending = self._pending, _Pending()
         return Delta(
@@ -84,9 +104,12 @@ class Answer:
             token_ids=tuple(pending.token_ids),
             logprobs=tuple(pending.logprobs),
             prompt_logprobs=pending.prompt_logprobs,
+            tool_calls=tuple(pending.tool_calls),
             finish_reason=self._finish,
             stop_reason=self._stop_reason,
             stats=self._stats,
+            queue_wait_s=self._queue_wait_s,
+            pieces=self._origins.take(pending.text) if self._origins is not None else (),
         )
 
     def _read(self, output: SequenceOutput) -> None:
@@ -101,9 +124,12 @@ class Answer:
             num_kept = place + 1
             is_last = output.finish_reason is not None and num_kept == len(output.token_ids)
             is_stop_token = is_last and output.finish_reason is FinishReason.STOP
-            piece = "" if is_stop_token else self._text.push(token_id)
+            piece = "" if is_stop_token else self._text_of(token_id)
             if is_last:
                 piece += self._text.finish()
+            if self._origins is not None:
+                is_accepted = place < output.num_accepted_tokens
+                self._origins.add(piece, output.draft_method if is_accepted else None)
             if self._add_text(piece, self._num_tokens + num_kept):
                 break
         if output.finish_reason is not None and not output.token_ids:
@@ -125,8 +151,23 @@ class Answer:
     def _add_text(self, piece: str, num_tokens: int) -> bool:
         """True when a stop string is complete, which min_tokens may forbid as it does for stop tokens."""
         shown, self._found = self._stops.push(piece, can_stop=num_tokens > self._sampling.min_tokens)
-        self._pending.text += shown
+        self._show(shown)
         return self._found is not None
+
+    def _show(self, text: str) -> None:
+        """Add text to what waits, as content or as calls."""
+        if self._tools is None:
+            self._pending.text += text
+        elif text:
+            content, calls = self._tools.push(text)
+            self._pending.text += content
+            self._pending.tool_calls += calls
+
+    def _text_of(self, token_id: int) -> str:
+        """Special tokens give no text, but for the one that begins tool calls."""
+        if self._tools is not None and token_id == self._tools.trigger_token:
+            return self._table.text_of(token_id)
+        return self._text.push(token_id)
 
     def _in_text(self, entry: TokenLogprob) -> DeltaLogprob:
         table = self._table
@@ -160,7 +201,7 @@ class Answer:
 class _Pending:
     """What waits to be taken."""
 
-    __slots__ = ("logprobs", "num_accepted", "prompt_logprobs", "text", "token_ids")
+    __slots__ = ("logprobs", "num_accepted", "prompt_logprobs", "text", "token_ids", "tool_calls")
 
     def __init__(self) -> None:
         self.text = ""
@@ -168,3 +209,4 @@ class _Pending:
         self.token_ids: list[int] = []
         self.logprobs: list[DeltaLogprob] = []
         self.prompt_logprobs: tuple[DeltaLogprob | None, ...] = ()
+        self.tool_calls: list[ToolCallDelta] = []

@@ -65,6 +65,8 @@ class EmbeddedBackend:
         self._card = ModelCard(config.model_id, config.engine.max_model_len or 0, created_s=self._created_s)
         self._carded: wire.Ready | None = None  # what the card was made of
         self._ids = itertools.count()
+        self._num_retries = 0
+        self._retried_s = 0.0
 
     @property
     def card(self) -> ModelCard:
@@ -89,6 +91,8 @@ class EmbeddedBackend:
     def status(self) -> BackendStatus:
         """Ready when both the engine and the tokenizer are."""
         status = self._supervisor.status()
+        if self._num_retries:
+            status = replace(status, num_retries=self._num_retries, retried_s=self._retried_s)
         if self._fault is not None:
             return replace(status, is_ready=False, detail=self._fault, is_final=True)
         if status.is_ready and self._encoder is None:
@@ -128,6 +132,7 @@ class EmbeddedBackend:
             request.sampling, max_tokens=max_tokens, seed=None if seed is None else _seed_of(seed, index)
         )
         has_shown = False
+        started_s = self._clock.monotonic()
         for attempt in range(2):
             engine_request = EngineRequest(
                 request_id=f"r{next(self._ids)}",
@@ -137,8 +142,14 @@ class EmbeddedBackend:
                 priority=request.priority,
                 cache_salt=request.tenant,
                 label=label,
+                grammar=prepared.grammar,
             )
-            answer = Answer(encoder.table, sampling, request.stop, len(prepared.token_ids))
+            salt = f"{self._created_s}/{request.request_id}/{engine_request.request_id}"
+            tools = encoder.tool_reader(request, salt)
+            num_prompt, has_trace = len(prepared.token_ids), request.has_trace
+            answer = Answer(
+                encoder.table, sampling, request.stop, num_prompt, tools, has_trace=has_trace
+            )
             try:
                 async with aclosing(self._run(engine_request, answer, on_cut)) as deltas:
                     async for delta in deltas:
@@ -147,8 +158,11 @@ class EmbeddedBackend:
                 return
             except (EngineLost, NotReady) as error:
                 can_retry = attempt == 0 and not has_shown
+                lost_s = self._clock.monotonic() - started_s
                 if not can_retry or not await self._supervisor.wait_ready(self._config.retry_wait_s):
                     raise
+                self._num_retries += 1
+                self._retried_s += lost_s
                 logger.warning("running a request again that had no first token yet: %s", error.message)
 
     def set_force(self, policy: str | None) -> None:
@@ -162,6 +176,9 @@ class EmbeddedBackend:
     def push_snapshot(self, state: dict[str, Any]) -> None:
         """Fresh model state for the engine's planner."""
         self._supervisor.push_snapshot(state)
+
+    def describe(self) -> dict[str, Any]:
+        return {}
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         """See `Backend.on_step`."""

@@ -8,17 +8,20 @@ strangers must take such names out of it first, or a stranger can end his turn a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelSourceError
 from engine.models.source import resolve
 from engine.models.tokenizer import load_tokenizer
 from engine.models.tokenizer_settings import load_tokenizer_settings
+from specgate.backends.embedded.answer_grammar import answer_grammar, answer_schema
 from specgate.backends.embedded.chat_template import ChatTemplate, TemplateFailed
 from specgate.backends.embedded.detokenize import TokenBytes
-from specgate.errors import BadRequest, ContextTooLong
+from specgate.backends.embedded.tool_format import GENERIC, ToolFormat, explained, learn_format, shows_tools
+from specgate.backends.embedded.tool_reader import ToolReader
+from specgate.errors import BadRequest, ContextTooLong, UnsupportedParameter
 from specgate.types import GenerationRequest, PreparedPrompt
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._template = template
         self.table = TokenBytes(tokenizer)
+        self._has_own_tools, self._tool_format = _tool_format(template, tokenizer)
 
     @classmethod
     def load(cls, source: str, wall: Callable[[], float]) -> PromptEncoder:
@@ -71,7 +75,17 @@ class PromptEncoder:
                 " least one is needed for the answer",
                 param,
             )
-        return PreparedPrompt(ids, text)
+        return PreparedPrompt(ids, text, grammar=answer_grammar(request, self._form_for(request)))
+
+    def tool_reader(self, request: GenerationRequest, salt: str) -> ToolReader | None:
+        """For one answer; None if it can hold no tool calls. `salt`: see `ToolReader`."""
+        form = self._form_for(request)
+        if form is None:
+            return None
+        is_anchored = form.is_anchored or answer_schema(request.response_format) is not None
+        return ToolReader(
+            form, salt, is_forced=request.tool_choice.mode == "required", is_anchored=is_anchored
+        )
 
     def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
         """Encode on the calling thread, which holds no interpreter lock meanwhile (`encode` would)."""
@@ -81,10 +95,32 @@ class PromptEncoder:
     def _render(self, request: GenerationRequest) -> str:
         if self._template is None:
             raise BadRequest("this model has no chat template; use /v1/completions", "messages")
+        messages: Sequence[Mapping[str, Any]] = request.messages or ()
+        tools: Sequence[Mapping[str, Any]] = () if self._form_for(request) is None else request.tools
+        if not self._has_own_tools:
+            messages, tools = explained(messages, tools), ()
         try:
-            return self._template.render(request.messages or (), request.tools, request.chat_template_kwargs)
+            return self._template.render(messages, tools, request.chat_template_kwargs)
         except TemplateFailed as error:
             raise BadRequest(str(error), error.param) from error
+
+    def _form_for(self, request: GenerationRequest) -> ToolFormat | None:
+        """How the answer would write calls; None if the request offers no tools."""
+        if request.tool_choice.mode == "none":
+            return None
+        if self._tool_format is None:
+            raise UnsupportedParameter(
+                "'tools': this model's chat template does not write tool calls as JSON objects with a name"
+                " and arguments, the only form that can be read.",
+                "tools",
+            )
+        if self._tool_format.is_anchored and answer_schema(request.response_format) is not None:
+            raise UnsupportedParameter(
+                "'response_format' cannot be combined with 'tools' here: this model writes calls as bare"
+                " JSON, so that one could not be told from the other.",
+                "response_format",
+            )
+        return self._tool_format
 
     async def _encode(self, text: str, executor: Executor, *, add_special_tokens: bool) -> tuple[int, ...]:
         if len(text) <= _INLINE_CHARS:
@@ -99,3 +135,23 @@ def _check_ids(ids: tuple[int, ...], vocab_size: int) -> None:
             raise BadRequest(
                 f"prompt[{place}] is {token_id}; token ids of this model are 0 to {vocab_size - 1}", "prompt"
             )
+
+
+def _tool_format(template: ChatTemplate | None, tokenizer: Tokenizer) -> tuple[bool, ToolFormat | None]:
+    """Whether the template shows tools by itself, and the format in which it writes calls, if readable."""
+    if template is None:
+        return False, None
+
+    def render(
+        messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], begins: bool
+    ) -> str | None:
+        try:
+            return template.render(messages, tools, {"add_generation_prompt": begins})
+        except TemplateFailed:
+            return None
+
+    if not shows_tools(render):
+        return False, GENERIC
+    added = tokenizer.get_added_tokens_decoder()
+    special = {token.content: token_id for token_id, token in added.items() if token.special}
+    return True, learn_format(render, special)
