@@ -58,6 +58,7 @@ def test_every_import_is_a_declared_dependency():
     names = [re.split(r"[<>=\[]", line)[0].strip() for line in project()["project"]["dependencies"]]
     known = {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names}
     known |= {"triton", "matplotlib"}  # optional: with torch on a GPU, and for PNG files of the bench
+    known |= {"opentelemetry"}  # optional: telemetry.tracing
     used = {}
     for file in python_files():
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
