@@ -19,7 +19,7 @@ import torch
 
 from engine.scheduler import ScheduledStep
 from engine.sequence import Sequence
-from engine.spec.drafter import DraftContext, Drafter
+from engine.spec.drafter import DraftContext, Drafter, ReadsHidden
 from engine.spec.faults import find_faults
 from engine.spec.planner import SpecPlan
 from engine.spec.tree import EMPTY_TREE, DraftTree
@@ -45,6 +45,12 @@ class Drafting:
         self._work: dict[str, DraftWork] = {}
         self._errors: list[DrafterError] = []
 
+    @property
+    def num_hidden_rows(self) -> int:
+        """How many of a sequence's newest hidden states the drafters need; 0: none reads them."""
+        readers = [d for d in self.drafters.values() if isinstance(d, ReadsHidden)]
+        return max((reader.num_hidden_rows for reader in readers), default=0)
+
     def propose(self, step: ScheduledStep, plans: Mapping[str, SpecPlan]) -> list[DraftTree]:
         """One tree per scheduled sequence, empty where none was granted or the drafter failed."""
         groups: dict[str, list[int]] = {}
@@ -62,7 +68,8 @@ class Drafting:
                 trees[index] = tree
             seconds = self._clock() - started_s
             if seconds > self._timeout_s:
-                self._fail(method, "timeout", f"{seconds:.2f} s for a step; allowed are {self._timeout_s:g} s")
+                allowed = f"allowed are {self._timeout_s:g} s"
+                self._fail(method, "timeout", f"{seconds:.2f} s for a step; {allowed}")
             self._count(method, sequences, proposed, seconds)
         return trees
 
@@ -170,7 +177,8 @@ def _context(seq: Sequence, max_draft_tokens: int) -> DraftContext:
         prompt_length=seq.prompt_length,
         max_draft_tokens=max_draft_tokens,
         temperature=0.0 if params.is_greedy else params.temperature,
-        last_hidden=None,
+        last_hidden=None if seq.hidden is None else seq.hidden.newest,
+        hidden=seq.hidden,
         generator=seq.sampling.key,
         cache_salt=seq.request.cache_salt,
         label=seq.request.label,

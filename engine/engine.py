@@ -21,6 +21,7 @@ from engine.drafting import Drafting
 from engine.errors import IntegrityError, InvalidLogits, RequestRefused
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.state import GrammarState
+from engine.hidden_tail import HiddenTail, keep_hidden
 from engine.kv.block_manager import BlockManager
 from engine.models.interface import LanguageModel
 from engine.planning import Planning, sequence_view
@@ -77,7 +78,7 @@ class Engine:
             self._blocks, max_batch_tokens=config.max_batch_tokens, max_sequences=config.max_sequences
         )
         self._runner = ModelRunner(target, config.num_blocks, config.block_size)
-        self._drafting = Drafting(drafters, target.spec.vocab_size, clock)
+        self._drafting = Drafting(drafters, target.spec.vocab_size, clock, config.draft_timeout_s)
         self._planning = Planning(planner, self._drafting.drafters.keys())
         self._vocab_size = target.spec.vocab_size
         self._eos_token_ids = frozenset(target.spec.eos_token_ids)
@@ -159,6 +160,8 @@ class Engine:
             rule=self.config.accept_rule,
             grammar=grammar,
         )
+        if self._drafting.num_hidden_rows:
+            seq.hidden = HiddenTail(self._drafting.num_hidden_rows)
         self._num_arrivals += 1
         self._sequences[seq.seq_id] = seq
         self._scheduler.add(seq)
@@ -188,10 +191,12 @@ class Engine:
             return self._emit(None)
         trees = self._drafting.propose(step, plans)
         timer.lap("draft")
+        starts = [seq.num_computed for seq in step.sequences]
         logits, sizes = self._runner.forward(step, trees)
         timer.lap("forward")
         result = self._verify(step, trees, logits)
         outputs = self._commit(step, plans, trees, result)
+        self._keep_hidden(step, trees, starts)
         timer.lap("verify")
         record = record_step(self._num_steps, step, trees, sizes, outputs, timer)
         work, errors = self._drafting.take_report()
@@ -325,6 +330,16 @@ class Engine:
             self._outputs.append(output)  # at once, so that a fault further on cannot lose it
         return outputs
 
+    def _keep_hidden(self, step: ScheduledStep, trees: list[DraftTree], starts: list[int]) -> None:
+        """Hidden states of the tokens that were computed and stay, for drafters that read them."""
+        if not self._drafting.num_hidden_rows or self._runner.hidden is None:
+            return
+        spans = [
+            (start, num_new + len(tree), seq.num_computed - start)
+            for seq, num_new, tree, start in zip(step.sequences, step.num_new, trees, starts, strict=True)
+        ]
+        keep_hidden([seq.hidden for seq in step.sequences], spans, self._runner.hidden)
+
     def _advance(self, seq: Sequence, decided: Decided) -> SequenceOutput:
         """Append what was decided, cut at the first stop or limit, and finish if there is one."""
         num_kept, reason = seq.cut(decided.token_ids)
@@ -347,6 +362,7 @@ class Engine:
             token_ids=token_ids,
             logprobs=decided.logprobs[:num_kept],
             prompt_logprobs=tuple(seq.prompt_logprobs or ()) if is_first else (),
+            queue_wait_s=seq.queue_wait_s(self._clock()) if is_first else None,
             num_accepted_tokens=num_accepted,
             num_draft_tokens=decided.num_drafted,
             draft_method=None if decided.granted == BASELINE else decided.granted,
@@ -361,11 +377,10 @@ class Engine:
         del self._sequences[seq.seq_id]
         self._scheduler.remove(seq)
         self._drafting.end(seq)
-        scheduled_s = self._clock() if seq.first_scheduled_s is None else seq.first_scheduled_s
         stats = seq.counters.freeze(
             num_prompt_tokens=seq.prompt_length,
             num_output_tokens=len(seq.output_token_ids),
-            queue_wait_s=scheduled_s - seq.arrived_s,
+            queue_wait_s=seq.queue_wait_s(self._clock()),
         )
         return SequenceOutput(seq.seq_id, finish_reason=reason, stats=stats, error=error)
 

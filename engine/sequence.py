@@ -12,6 +12,7 @@ from engine.stats import SequenceCounters
 from engine.types import BASELINE, EngineRequest, FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
+    from engine.hidden_tail import HiddenTail
     from engine.spec.verify import SamplingState
 
 
@@ -31,6 +32,7 @@ class Sequence:
         "drafters",
         "final_ids",
         "first_scheduled_s",
+        "hidden",
         "last_drafted",
         "limit",
         "method",
@@ -82,6 +84,7 @@ class Sequence:
         self.last_drafted = (BASELINE, 0, 0)  # of the step before: method, draft tokens, accepted
         self.arrived_s = arrived_s
         self.first_scheduled_s: float | None = None
+        self.hidden: HiddenTail | None = None  # the engine's, where a drafter reads hidden states
         self.counters = SequenceCounters()
 
     @property
@@ -104,6 +107,10 @@ class Sequence:
         """True while logprobs of the prompt were asked for and are not all there."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length
 
+    def queue_wait_s(self, now_s: float) -> float:
+        """Added to first scheduled step; as of now, while it still waits."""
+        return (now_s if self.first_scheduled_s is None else self.first_scheduled_s) - self.arrived_s
+
     def append(self, token_ids: tuple[int, ...]) -> None:
         """Add output tokens."""
         self.token_ids.extend(token_ids)
@@ -113,6 +120,8 @@ class Sequence:
         """Start over after a preemption: everything is computed again, nothing emitted is lost."""
         self.num_computed = 0
         self.num_committed_blocks = 0
+        if self.hidden is not None:
+            self.hidden.clear()
         if self.needs_prompt_logprobs:
             self.prompt_logprobs = [None]
 

@@ -208,6 +208,7 @@ class SequenceOutput:
     finish_reason: FinishReason | None = None
     stats: SequenceStats | None = None
     error: str | None = None  # with FinishReason.ERROR
+    queue_wait_s: float | None = None  # added to first scheduled step; with the first tokens
 
 
 @dataclass(frozen=True, slots=True)

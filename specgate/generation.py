@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from engine.types import PolicyAssignment, SequenceStats
 from specgate.backends.base import Backend
 from specgate.clock import Clock
+from specgate.costs import RequestCost
 from specgate.errors import ApiError, DeadlineExceeded, InternalError
+from specgate.load import Wait
 from specgate.policy.reasons import Reason
 from specgate.types import (
     Decision,
@@ -51,9 +53,13 @@ class Answer:
     gaps: list[tuple[float, int]] = field(default_factory=list)
     finish_reason: str | None = None
     stats: SequenceStats | None = None
+    queue_wait_s: float | None = None  # in the backend
+    network_s: float | None = None
 
     def take(self, delta: Delta, now_s: float) -> None:
         """Count a delta that is about to be handed to the writer."""
+        if delta.queue_wait_s is not None:
+            self.queue_wait_s = delta.queue_wait_s
         if delta.num_tokens:
             if self.last_s is None:
                 self.first_s = now_s
@@ -65,6 +71,8 @@ class Answer:
             self.finish_reason = delta.finish_reason
         if delta.stats is not None:
             self.stats = delta.stats
+        if delta.network_s is not None:
+            self.network_s = delta.network_s
 
     def cut(self, stats: SequenceStats) -> None:
         """It ended before its last delta; what the backend did for it until then."""
@@ -107,11 +115,25 @@ class Generation:
         self._timeout: asyncio.Timeout | None = None
         self._cut: ApiError | None = None
         self._kept: list[int] | None = None
+        self._wait: Wait | None = None
+        self._price: Callable[[RequestOutcome], RequestCost] | None = None
 
     @property
     def is_relay(self) -> bool:
         """Other servers run it: one stream has all answers, and their bytes are passed on."""
         return self._backend.card.is_relay
+
+    def priced_by(self, price: Callable[[RequestOutcome], RequestCost]) -> None:
+        """How to tell what it cost."""
+        self._price = price
+
+    def cost(self) -> RequestCost | None:
+        """As of now; None where nobody can tell."""
+        return None if self._price is None else self._price(self.outcome())
+
+    def report_wait(self, wait: Wait) -> None:
+        """Where to tell the whole queue wait as soon as it is known."""
+        self._wait = wait
 
     def keep_tokens(self) -> None:
         """Remember the first answer's token ids: it may be decoded again for comparison."""
@@ -153,6 +175,8 @@ class Generation:
                 raise
             index = delta.answer if self.is_relay else index
             self.answers[index].take(delta, self._clock.monotonic())
+            if self._wait is not None and delta.queue_wait_s is not None:
+                self._wait.value_s = self.timings().queue_wait_s
             if self._kept is not None and index == 0:
                 self._kept += delta.token_ids
             yield index, delta
@@ -192,6 +216,7 @@ class Generation:
         """Everything there is to say about it, once it is over."""
         is_done = all(answer.finish_reason is not None for answer in self.answers)
         stats = tuple(answer.stats for answer in self.answers if answer.stats is not None)
+        networks = [answer.network_s for answer in self.answers if answer.network_s is not None]
         return RequestOutcome(
             request=self.request,
             decision=self.decision,
@@ -202,6 +227,7 @@ class Generation:
             stats=stats,
             policy_changes=tuple(change for s in stats for change in s.policy_changes),
             inter_token_s=tuple(gap for answer in self.answers for gap in answer.gaps),
+            network_s=sum(networks) if networks else None,
         )
 
     @property
@@ -227,7 +253,7 @@ class Generation:
         firsts = [answer.first_s for answer in self.answers if answer.first_s is not None]
         lasts = [answer.last_s for answer in self.answers if answer.last_s is not None]
         tpots = [answer.tpot_s for answer in self.answers if answer.tpot_s is not None]
-        waits = [answer.stats.queue_wait_s for answer in self.answers if answer.stats is not None]
+        waits = [wait_s for answer in self.answers if (wait_s := _backend_wait_s(answer)) is not None]
         return Timings(
             queue_wait_s=self.admission_wait_s + max(waits, default=0.0),
             ttft_s=min(firsts) - arrival_s if firsts else None,
@@ -253,6 +279,10 @@ class Generation:
             label=decision.task.scope,
             on_cut=self.answers[index].cut,
         )
+
+
+def _backend_wait_s(answer: Answer) -> float | None:
+    return answer.queue_wait_s if answer.stats is None else answer.stats.queue_wait_s
 
 
 async def _merge(streams: Sequence[AsyncIterator[Delta]]) -> AsyncGenerator[tuple[int, Delta], None]:

@@ -32,6 +32,8 @@ def live_reader(
                 "used": sum(load.num_used_blocks for load in loads),
             },
             num_engine_restarts=sum(model.backend.status().num_restarts for model in models.values()),
+            num_retries=sum(model.backend.status().num_retries for model in models.values()),
+            retried_s=sum(model.backend.status().retried_s for model in models.values()),
             utilization=process.utilization() if gpus is None else gpus.utilization(),
             memory_bytes=memory_by_part(
                 [model.backend.card.details.get("memory_bytes", {}) for model in models.values()],

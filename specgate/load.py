@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 
 from engine.types import EngineLoad
 from specgate.admission import Admission
@@ -14,6 +15,14 @@ _MAX_SAMPLES = 10_000
 _REFRESH_S = 0.05  # sorting the window anew for every request would cost more than it tells
 
 
+@dataclass(slots=True)
+class Wait:
+    """One request's queue wait: that of admission, until the backend's is known too."""
+
+    at_s: float
+    value_s: float
+
+
 class LoadMeter:
     """Fed by the pipeline, read by decisions."""
 
@@ -22,7 +31,7 @@ class LoadMeter:
         self._window_s = window_s
         self._min_samples = min_samples
         self._arrivals: deque[float] = deque(maxlen=_MAX_SAMPLES)
-        self._waits: deque[tuple[float, float]] = deque(maxlen=_MAX_SAMPLES)  # (when, queue wait in s)
+        self._waits: deque[Wait] = deque(maxlen=_MAX_SAMPLES)
         self._p95: tuple[float, float | None] = (-math.inf, None)  # (when computed, queue wait in ms)
 
     def reconfigure(self, window_s: float, min_samples: int) -> None:
@@ -33,9 +42,11 @@ class LoadMeter:
         """A request came in."""
         self._arrivals.append(self._clock.monotonic())
 
-    def waited(self, wait_s: float) -> None:
-        """A request's whole queue wait is known: admission and engine queue."""
-        self._waits.append((self._clock.monotonic(), wait_s))
+    def admitted(self, wait_s: float) -> Wait:
+        """A request was admitted. Its wait in the backend is added to what this returns, once known."""
+        wait = Wait(self._clock.monotonic(), wait_s)
+        self._waits.append(wait)
+        return wait
 
     def view(self, admission: Admission, engine: EngineLoad) -> LoadView:
         """As of now. The queue wait covers those still waiting, with what they waited so far."""
@@ -57,9 +68,9 @@ class LoadMeter:
 
     def _queue_wait_p95_ms(self, now: float, admission: Admission) -> float | None:
         """Nearest rank; None when there are too few samples."""
-        while self._waits and self._waits[0][0] < now - self._window_s:
+        while self._waits and self._waits[0].at_s < now - self._window_s:
             self._waits.popleft()
-        waits = sorted([wait for _, wait in self._waits] + admission.waits_s())
+        waits = sorted([wait.value_s for wait in self._waits] + admission.waits_s())
         if len(waits) < self._min_samples:
             return None
         return waits[max(0, math.ceil(0.95 * len(waits)) - 1)] * 1e3

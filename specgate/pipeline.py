@@ -21,6 +21,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from specgate.admission import Admission, Entrant
 from specgate.backends.base import Backend, ModelCard
@@ -49,8 +50,7 @@ from specgate.policy.reasons import Reason
 from specgate.policy.shut import Shut
 from specgate.rate_limits import RateLimits, Reservation, answer_ceiling, estimated_tokens
 from specgate.rollouts import Rollouts
-from specgate.telemetry.decision_log import DecisionLog
-from specgate.telemetry.metrics import Metrics
+from specgate.telemetry.recorder import Telemetry
 from specgate.types import Decision, GenerationRequest
 
 
@@ -82,14 +82,6 @@ class Switches:
         return self.is_draining or self.is_stopping
 
 
-@dataclass(frozen=True, slots=True)
-class Telemetry:
-    """Where outcomes are reported."""
-
-    metrics: Metrics
-    log: DecisionLog
-
-
 class Pipeline:
     """Runs requests. Holds no state of its own beside how many are open."""
 
@@ -111,8 +103,7 @@ class Pipeline:
         self._live = live
         self._rates = rates
         self._estimator = estimator
-        self._metrics = telemetry.metrics
-        self._log = telemetry.log
+        self._telemetry = telemetry
         self._clock = clock
         self._rollouts = rollouts
 
@@ -139,6 +130,8 @@ class Pipeline:
                 decision = self._settle(model, request, prompts[0].prepared.num_tokens)  # 4, 5
                 model.learner.decided(decision)
                 generation = Generation(request, decision, prompts, model.backend, times, self._clock)  # 6
+                generation.priced_by(partial(self._telemetry.cost, details=model.backend.card.details))
+                generation.report_wait(model.meter.admitted(generation.admission_wait_s))
                 if model.checker.selects(request, decision):
                     generation.keep_tokens()
                 self._running.add(generation)
@@ -233,7 +226,7 @@ class Pipeline:
 
     def count_refused(self, endpoint: str, error: ApiError) -> None:
         """A body that did not become a request."""
-        self._metrics.refused("none", endpoint, error.default_code or "invalid_request")
+        self._telemetry.refused("none", endpoint, error)
 
     def _arrive(self, request: GenerationRequest) -> ServedModel:
         if self.switches.takes_nothing:
@@ -277,9 +270,9 @@ class Pipeline:
 
     def _learn(self, model: ServedModel, generation: Generation) -> None:
         outcome = generation.outcome()
-        self._metrics.finished(outcome, generation.admission_wait_s)
-        self._log.add(outcome)
-        model.meter.waited(outcome.timings.queue_wait_s)
+        self._telemetry.finished(outcome, generation.admission_wait_s, model.backend.card.details)
+        if not generation.request.overrides.learn:
+            return
         model.learner.learn(outcome)
         model.guards.finished(outcome)
         self._rollouts.finished(outcome)
@@ -289,10 +282,9 @@ class Pipeline:
     def _count_undecided(self, request: GenerationRequest, error: BaseException | None) -> None:
         model = request.model if request.model in self.models else "none"
         if isinstance(error, ApiError):
-            self._metrics.refused(model, request.endpoint, error.default_code or "invalid_request")
+            self._telemetry.refused(model, request.endpoint, error)
         else:
-            outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "error"
-            self._metrics.undecided(model, request.endpoint, outcome)
+            self._telemetry.undecided(model, request.endpoint, error)
 
 
 @asynccontextmanager

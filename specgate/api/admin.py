@@ -22,6 +22,7 @@ from specgate.policy.decide import unknown_policy
 from specgate.reload import RELOADER
 from specgate.switch_store import save_force
 from specgate.telemetry.decision_log import decision_entry
+from specgate.telemetry.events import Level
 from specgate.types import LoadView
 
 _MAX_DECISIONS = 1000
@@ -37,6 +38,7 @@ async def state(http: web.Request) -> web.Response:
             "draining": gateway.switches.takes_nothing,
             "force": gateway.switches.forced_policy,
             "num_open_requests": gateway.pipeline.num_open,
+            "num_tasks": len(asyncio.all_tasks()),
             "num_lost_log_lines": gateway.log.num_lost,
             "models": {name: _model_state(gateway, model) for name, model in gateway.models.items()},
             "canary": gateway.rollouts.describe(),
@@ -142,7 +144,8 @@ async def policy(http: web.Request) -> web.Response:
         raise BadRequest("'persist' needs a file to keep it in: set guards.force_path.", "persist")
     gateway.switches.forced_policy = forced
     said = "lifted" if forced is None else f"everything decodes as {forced}"
-    gateway.telemetry.events.add("switch", f"the kill switch: {said}", "info" if forced is None else "warning")
+    level: Level = "info" if forced is None else "warning"
+    gateway.telemetry.events.add("switch", f"the kill switch: {said}", level)
     for model in gateway.models.values():
         model.backend.set_force(forced)
     is_kept = persist and forced is not None
@@ -168,8 +171,10 @@ async def drain(http: web.Request) -> web.Response:
     check(body, DRAIN)
     wanted = body.get("draining")
     gateway.switches.is_draining = True if wanted is None else wanted
-    said = "the server drains: it takes nothing new" if gateway.switches.is_draining else "draining was taken back"
-    gateway.telemetry.events.add("switch", said, "warning" if gateway.switches.is_draining else "info")
+    if gateway.switches.is_draining:
+        gateway.telemetry.events.add("switch", "the server drains: it takes nothing new", "warning")
+    else:
+        gateway.telemetry.events.add("switch", "draining was taken back")
     return json_response(
         {"draining": gateway.switches.takes_nothing, "num_open_requests": gateway.pipeline.num_open}
     )

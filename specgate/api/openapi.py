@@ -22,6 +22,7 @@ _ERROR_STATUS = {
     "403": "not allowed",
     "404": "unknown model or path",
     "408": "deadline passed",
+    "409": "does not fit the state things are in",
     "413": "body too large",
     "429": "queue full; see Retry-After",
     "500": "internal error; the message holds the request id",

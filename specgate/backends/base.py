@@ -40,6 +40,8 @@ class BackendStatus:
     is_ready: bool
     detail: str  # "ready", "loading weights (42 %)", "engine restarting after SIGKILL", ...
     num_restarts: int = 0
+    num_retries: int = 0  # answers begun again because the process that worked for them was lost
+    retried_s: float = 0.0  # for how long they had been worked for, in vain
     is_final: bool = False  # it will not become ready by itself: `detail` says what to mend
     closed: Mapping[str, str] = field(default_factory=dict)  # policies that cannot run now: why
 
@@ -61,6 +63,10 @@ class Backend(Protocol):
     def status(self) -> BackendStatus: ...
 
     def load(self) -> EngineLoad: ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """What operators are shown beside the card, as of now."""
+        ...
 
     async def prepare(self, request: GenerationRequest) -> PreparedPrompt:
         """Apply the chat template and encode. Raises BadRequest when it cannot fit."""

@@ -247,6 +247,7 @@ ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
         "ngram": {"doc": "prompt lookup; null: not loaded"},
         "suffix": {"doc": "suffix decoding; null: not loaded"},
         "draft_model": {"doc": "a causal LM as drafter; null: not loaded"},
+        "draft_timeout_s": {"doc": "a drafter that takes longer in a step counts as failed (timeout)", "gt": 0},
         "imposed": {"doc": "the draft model's acceptance, imposed; only with benching: true"},
     },
     ImposedConfig: {

@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.types import BASELINE, StepRecord
+from specgate.backends.openai_http.pool import Outcome
 from specgate.costs import RequestCost
 from specgate.policy.canary import Status
 from specgate.policy.door import DoorState
@@ -45,6 +46,8 @@ class LiveReadings:
     num_waiting: int = 0
     kv_blocks: Mapping[str, int] = field(default_factory=dict)  # free, cached, used
     num_engine_restarts: int = 0
+    num_retries: int = 0
+    retried_s: float = 0.0
     utilization: float | None = None
     memory_bytes: Mapping[str, int] = field(default_factory=dict)  # by part
 
@@ -71,6 +74,12 @@ class _LiveCollector(Collector):
         yield blocks
         yield CounterMetricFamily(
             "specgate_engine_restarts", "Engine processes started again", value=now.num_engine_restarts
+        )
+        yield CounterMetricFamily(
+            "specgate_retried_answers", "Answers begun again in a new engine process", value=now.num_retries
+        )
+        yield CounterMetricFamily(
+            "specgate_retried_seconds", "Time they had run for in vain, waiting included", value=now.retried_s
         )
         utilization = GaugeMetricFamily(
             "specgate_accelerator_utilization_ratio",
@@ -185,6 +194,13 @@ class Metrics:
             "guard_state", "0 allowed, 1 probing, 2 shut", "guard", "policy", "task"
         )
         self.guard_trips = self._counter("guard_trips_total", "Guards that shut", "guard", "reason")
+        self.upstream_attempts = self._counter(
+            "upstream_attempts_total",
+            "Requests to the servers of a proxied model: ok, refused, left, connect, timeout, status, broken",
+            "policy",
+            "replica",
+            "outcome",
+        )
         self.drafter_errors = self._counter(
             "drafter_errors_total", "Drafters that failed in a step", "policy", "kind"
         )
@@ -376,6 +392,13 @@ class Metrics:
         self._share(record, BASELINE, max(0, record.num_tokens - drafted))
         for error in record.drafter_errors:
             self._of(self.drafter_errors, error.method, error.kind).inc()
+
+    def attempted(self, policy: str, replica: str, outcome: Outcome) -> None:
+        """A request to another server has ended."""
+        self._of(self.upstream_attempts, policy, replica, outcome.value).inc()
+        if policy != BASELINE and outcome.failed:
+            kind = "timeout" if outcome is Outcome.TIMEOUT else "exception"
+            self._of(self.drafter_errors, policy, kind).inc()
 
     def predicted(self, model: str, predicted_s: float, measured_s: float) -> None:
         """What was predicted, and what came of it."""

@@ -91,6 +91,30 @@ FAULTS: dict[str, tuple[str, Callable[[], DraftTree]]] = {
 }
 
 
+def test_a_drafter_that_is_too_slow_is_counted_and_its_drafts_are_used() -> None:
+    now = [0.0]
+
+    class Slow(StubDrafter):
+        def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+            now[0] += 0.6 if len(contexts) == 1 else 0.4
+            return super().propose(contexts)
+
+    known = {PROMPT: reference_greedy(target(), PROMPT, GREEDY.max_tokens)}
+    drafter = Slow(known_continuations(known), VOCAB, name="slow")
+    engine = make_engine({"slow": drafter}, clock=lambda: now[0], draft_timeout_s=0.5)
+    run = drive(engine, [request("a", PROMPT, policy="slow")])
+    assert run.finished["a"].token_ids == known[PROMPT]
+    assert run.finished["a"].num_accepted_tokens > 0
+    errors = [error for record in run.records for error in record.drafter_errors]
+    drafted = [record for record in run.records if record.drafts]
+    assert [(error.method, error.kind) for error in errors] == [("slow", "timeout")] * len(drafted)
+    assert errors[0].message == "0.60 s for a step; allowed are 0.5 s"
+    again = drive(engine, [request(name, PROMPT, policy="slow") for name in "bc"])
+    quick = [record for record in again.records if record.drafts and record.drafts[0].num_sequences == 2]
+    assert quick
+    assert not any(record.drafter_errors for record in quick)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_draft_costs_that_step_its_draft(fault: str) -> None:
     kind, make_tree = FAULTS[fault]

@@ -221,16 +221,18 @@ class Supervisor:
         """Run one process to its end and say why it ended."""
         self._life = life = _Life()
         ours, theirs = socket.socketpair()
+        process: asyncio.subprocess.Process | None = None
         try:
             with theirs:
                 process = await self._spawn(theirs)
             link = Link(self._on_message)
             await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
-        except OSError as error:
+        except BaseException as error:
             ours.close()
-            return f"a failed start ({error})"
-        except BaseException:
-            ours.close()
+            if process is not None:  # it runs, and nobody will ever speak to it
+                await _end_process(process, 0.0)
+            if isinstance(error, OSError):
+                return f"a failed start ({error})"
             raise
         self._process, self._link = process, link
         try:

@@ -253,3 +253,31 @@ async def test_an_aborted_request_has_a_last_word(tmp_path: Path) -> None:
         last = (await collect(mailbox))[-1]
         assert isinstance(last, SequenceOutput)
         assert last.finish_reason is FinishReason.ABORT
+
+
+async def test_a_process_nobody_can_speak_to_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started, and then the connection to it failed: it is ended, waited for, and replaced."""
+    loop = asyncio.get_running_loop()
+    connect = loop.create_unix_connection
+    seen: list[set[int]] = []
+
+    def children() -> set[int]:
+        lists = Path("/proc/self/task").glob("*/children")
+        return {int(pid) for pids in lists for pid in pids.read_text().split()}
+
+    before = children()
+
+    async def fail_once(*args: object, **kwargs: object) -> object:
+        seen.append(children() - before)
+        if len(seen) == 1:
+            raise OSError("no more file descriptors")
+        return await connect(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "create_unix_connection", fail_once)
+    async with stage(tmp_path, READY, READY) as scene:
+        await scene.ready()
+        (first,) = seen[0]
+        assert seen[1] == {scene.supervisor.pid} != {first}  # not even as a zombie
+        assert scene.supervisor.status().num_restarts == 1

