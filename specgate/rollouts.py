@@ -27,7 +27,7 @@ from specgate.policy.overlay import (
     unknown_names,
 )
 from specgate.rollout_store import RolloutStore, StoreError, digest
-from specgate.telemetry.events import Events
+from specgate.telemetry.events import Events, Level
 from specgate.types import GenerationRequest, RequestOutcome
 
 logger = logging.getLogger(__name__)
@@ -233,10 +233,9 @@ class Rollouts:
         where = f"stage {event.stage + 1} of {len(rollout.config.stages_percent)}, {rollout.share:.0%}"
         logger.log(level, "the rollout %s is %s (%s): %s", event.rollout, event.status, where, event.why)
         if self._events is not None:
-            told = "warning" if event.status is Status.ROLLED_BACK else "info"
-            self._events.add(
-                "rollout", f"{event.rollout} is {event.status} ({where}): {event.why}", told, subject=event.rollout
-            )
+            told: Level = "warning" if event.status is Status.ROLLED_BACK else "info"
+            said = f"{event.rollout} is {event.status} ({where}): {event.why}"
+            self._events.add("rollout", said, told, subject=event.rollout)
         self._metrics.rollout_moved(rollout.name, rollout.stage, rollout.share, rollout.status)
         self._is_dirty = True
         self._saved_s = -_SAVE_EVERY_S

@@ -168,6 +168,11 @@ class StepLearner:
         predicted = self.model.predict_one(plain)
         return None if predicted.is_prior else predicted.seconds
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of step that were scored."""
+        return tuple(sorted(self._scores))
+
     def window(self, kind: str) -> list[tuple[float, float]]:
         """(predicted, actual) seconds of the last steps of a kind, oldest first."""
         found = self._scores.get(kind)

@@ -6,9 +6,12 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
+from specgate.backends.base import BackendStatus
 from specgate.consistency import ConsistencyChecker
 from specgate.pipeline import ServedModel
 from specgate.rollouts import Rollouts
+from specgate.telemetry.history import Gauges
+from specgate.telemetry.recorder import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -19,11 +22,17 @@ class Watch:
     """One task, from `start` to `stop`."""
 
     def __init__(
-        self, models: Mapping[str, ServedModel], rollouts: Rollouts, checkers: Sequence[ConsistencyChecker]
+        self,
+        models: Mapping[str, ServedModel],
+        rollouts: Rollouts,
+        checkers: Sequence[ConsistencyChecker],
+        telemetry: Telemetry,
     ) -> None:
         self._models = models
         self._rollouts = rollouts
         self._checkers = checkers
+        self._telemetry = telemetry
+        self._statuses: dict[str, BackendStatus] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -47,8 +56,33 @@ class Watch:
     def look(self) -> None:
         """Once."""
         loaded = {}
+        num_running = num_waiting = num_used = num_blocks = 0
         for name, model in self._models.items():
-            model.guards.look(model.meter.view(model.admission, model.backend.load()))
-            if model.backend.status().is_ready:
+            engine = model.backend.load()
+            load = model.meter.view(model.admission, engine)
+            model.guards.look(load)
+            num_running += model.admission.num_running
+            num_waiting += load.num_queued
+            num_used += engine.num_used_blocks
+            num_blocks += engine.num_total_blocks
+            status = model.backend.status()
+            self._tell(name, status)
+            if status.is_ready:
                 loaded[name] = model.backend.card.methods
         self._rollouts.tick(loaded)
+        used_kv = num_used / num_blocks if num_blocks else None
+        self._telemetry.history.look(Gauges(num_running, num_waiting, used_kv))
+
+    def _tell(self, name: str, now: BackendStatus) -> None:
+        """A model that became ready, or no longer is, or lost its engine and has it back already."""
+        before = self._statuses.get(name)
+        self._statuses[name] = now
+        events = self._telemetry.events
+        if before is not None and now.num_restarts > before.num_restarts and now.is_ready:
+            events.add("engine", f"restarted ({now.num_restarts} so far)", "warning", model=name)
+        elif now.is_ready and (before is None or not before.is_ready):
+            events.add("engine", "ready", model=name)
+        elif before is None or now.is_ready:
+            return
+        elif before.is_ready or now.num_restarts > before.num_restarts:
+            events.add("engine", f"not ready: {now.detail}", "error", model=name)

@@ -27,7 +27,7 @@ def usage(generation: Generation) -> dict[str, Any]:
 
 
 def specgate_object(generation: Generation) -> dict[str, Any]:
-    """What was decided, what it did, and what was expected."""
+    """What was decided, what it did, what was expected, and what it cost."""
     decision = generation.decision
     stats = [answer.stats for answer in generation.answers if answer.stats is not None]
     num_drafts = sum(s.num_drafts for s in stats)
@@ -47,6 +47,7 @@ def specgate_object(generation: Generation) -> dict[str, Any]:
         "predicted": decision.predicted,
         "timings": timings_ms(generation.timings()),
         "policy_changes": [change for s in stats for change in s.policy_changes],
+        "costs": generation.cost(),
     }
 
 

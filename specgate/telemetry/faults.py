@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.types import StepRecord
 from specgate.clock import Clock
+from specgate.telemetry.events import Events
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +23,10 @@ class _Said:
 class FaultLog:
     """Of one model. A fault that comes back is told once a minute, with how often it came."""
 
-    def __init__(self, model_id: str, clock: Clock) -> None:
+    def __init__(self, model_id: str, clock: Clock, events: Events | None = None) -> None:
         self._model_id = model_id
         self._clock = clock
+        self._events = events
         self._said: dict[tuple[str, str], _Said] = {}
 
     def stepped(self, record: StepRecord) -> None:
@@ -36,6 +38,10 @@ class FaultLog:
             self._tell("planner", "", "the step planner failed: steps run without speculation")
 
     def _tell(self, who: str, kind: str, message: str) -> None:
+        if self._events is not None:
+            what = "drafter" if kind else "planner"
+            subject = f"{who}: {kind}" if kind else who
+            self._events.add(what, message, "warning", model=self._model_id, subject=subject, may_join=True)
         now_s = self._clock.monotonic()
         said = self._said.get((who, kind))
         if said is not None and now_s - said.at_s < _EVERY_S:

@@ -1,0 +1,169 @@
+// Drawings by hand: lines, stacked bars, scatter, sparklines. All in SVG, sized by viewBox.
+
+import { s, num, clock } from "./dom.js";
+
+const W = 640, LEFT = 46, RIGHT = 10, TOP = 10, BOTTOM = 22;
+
+/** A round number at or above `value`. */
+function ceiling(value) {
+  if (!(value > 0)) return 1;
+  const step = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 2.5, 5, 10].map((m) => m * step).find((m) => m >= value * 0.999);
+}
+
+function frame(height, top, from, to, label, unit) {
+  const x = (t) => LEFT + ((t - from) / Math.max(to - from, 1e-9)) * (W - LEFT - RIGHT);
+  const y = (v) => height - BOTTOM - (v / top) * (height - TOP - BOTTOM);
+  const chart = s("svg", { class: "chart", viewBox: `0 0 ${W} ${height}`, role: "img", "aria-label": label });
+  for (const share of [0, 0.5, 1]) {
+    const at = y(top * share);
+    chart.append(
+      s("line", { class: share ? "gridline" : "axis", x1: LEFT, x2: W - RIGHT, y1: at, y2: at }),
+      s("text", { x: LEFT - 6, y: at + 4, "text-anchor": "end" }, `${num(top * share)}${share === 1 ? unit : ""}`));
+  }
+  for (const share of [0, 0.25, 0.5, 0.75, 1]) {
+    const anchor = share === 0 ? "start" : share === 1 ? "end" : "middle";
+    chart.append(s("text", { x: x(from + (to - from) * share), y: height - 5, "text-anchor": anchor },
+      clock(from + (to - from) * share, false)));
+  }
+  return { chart, x, y };
+}
+
+function marks(chart, x, from, to, height, events) {
+  for (const event of events) {
+    if (event.time < from || event.time > to || event.level === "info") continue;
+    const at = x(event.time);
+    chart.append(s("line", { class: `mark ${event.level}`, x1: at, x2: at, y1: TOP - 4, y2: TOP + 5 },
+      s("title", {}, `${clock(event.time)} ${event.message}`)));
+  }
+}
+
+/** Runs of points without a gap: where nothing was read there is no line. */
+function runs(points, gap) {
+  const out = [];
+  for (const point of points) {
+    if (point[1] === null || point[1] === undefined) continue;
+    const last = out.at(-1);
+    if (last && point[0] - last.at(-1)[0] <= gap) last.push(point); else out.push([point]);
+  }
+  return out;
+}
+
+/** `series`: [{name, color (class), points: [[time, value]], area}]. */
+export function lines({ series, from, to, interval, label, unit = "", events = [], height = 150 }) {
+  const top = ceiling(Math.max(0, ...series.flatMap((one) => one.points.map((p) => p[1] ?? 0))));
+  const { chart, x, y } = frame(height, top, from, to, label, unit);
+  for (const one of series) {
+    for (const run of runs(one.points, interval * 2.5)) {
+      const path = run.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(" L");
+      const base = y(0);
+      if (one.area) {
+        chart.append(s("path", { class: `area ${one.color}`,
+          d: `M${x(run[0][0]).toFixed(1)},${base} L${path} L${x(run.at(-1)[0]).toFixed(1)},${base}Z` }));
+      }
+      chart.append(s("path", { class: `line ${one.color}`, d: run.length > 1 ? `M${path}` : `M${path} h2` }));
+    }
+  }
+  marks(chart, x, from, to, height, events);
+  return chart;
+}
+
+/** `samples`: [{time, parts: {name: number}}]; `names` from the bottom up, `color` gives a class. */
+export function bars({ samples, names, color, from, to, interval, label, unit = "", events = [], height = 150 }) {
+  const sum = (sample) => names.reduce((total, name) => total + (sample.parts[name] || 0), 0);
+  const top = ceiling(Math.max(0, ...samples.map(sum)));
+  const { chart, x, y } = frame(height, top, from, to, label, unit);
+  const width = Math.max(1.2, x(from + interval) - x(from) - 0.6);
+  for (const sample of samples) {
+    let below = 0;
+    for (const name of names) {
+      const value = sample.parts[name] || 0;
+      if (!value) continue;
+      const at = y(below + value);
+      chart.append(s("rect", { class: `bar ${color(name)}`, x: x(sample.time).toFixed(1), y: at.toFixed(1),
+        width: width.toFixed(1), height: Math.max(0.5, y(below) - at).toFixed(1) },
+      s("title", {}, `${clock(sample.time)} ${name}: ${num(value)}`)));
+      below += value;
+    }
+  }
+  marks(chart, x, from, to, height, events);
+  return chart;
+}
+
+/** Ticks of a logarithmic axis: 1, 2, 5 times powers of ten, thinned. */
+function logTicks(low, high) {
+  const out = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
+    for (const m of high / low > 60 ? [1] : [1, 2, 5]) {
+      const tick = m * 10 ** power;
+      if (tick >= low && tick <= high) out.push(tick);
+    }
+  }
+  return out;
+}
+
+/** `groups`: [{name, color, pairs: [[predicted, measured]]}] in ms; both axes logarithmic, the ideal dashed. */
+export function scatter({ groups, label, xName, yName, height = 330 }) {
+  const all = groups.flatMap((g) => g.pairs).flat().filter((v) => v > 0);
+  if (!all.length) return null;
+  const low = Math.min(...all) / 1.15, high = Math.max(...all) * 1.15, width = 460;
+  const span = Math.log(high / low);
+  const x = (v) => LEFT + (Math.log(v / low) / span) * (width - LEFT - RIGHT);
+  const y = (v) => height - 34 - (Math.log(v / low) / span) * (height - TOP - 34);
+  const chart = s("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+  for (const tick of logTicks(low, high)) {
+    chart.append(
+      s("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: TOP, y2: height - 34 }),
+      s("line", { class: "gridline", x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) }),
+      s("text", { x: x(tick), y: height - 20, "text-anchor": "middle" }, num(tick)),
+      s("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, num(tick)));
+  }
+  const edge = (k) => `${x(low)},${y(low * k)} ${x(high / Math.max(k, 1))},${y(Math.min(high, high * k))}`;
+  chart.append(
+    s("polygon", { class: "band", points: [[low, low * 1.2], [high / 1.2, high], [high, high], [high, high / 1.2], [low * 1.2, low], [low, low]]
+      .map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(" ") }),
+    s("polyline", { class: "ideal", points: edge(1), fill: "none" }),
+    s("text", { x: (LEFT + width) / 2, y: height - 4, "text-anchor": "middle" }, xName),
+    s("text", { x: 12, y: height / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${height / 2})` }, yName));
+  for (const group of groups) {
+    for (const [predicted, measured] of group.pairs) {
+      if (predicted > 0 && measured > 0) {
+        chart.append(s("circle", { class: `dot ${group.color}`, cx: x(predicted).toFixed(1), cy: y(measured).toFixed(1), r: 2.4 }));
+      }
+    }
+  }
+  return chart;
+}
+
+/** A small line without axes. */
+export function spark(values) {
+  const known = values.filter((v) => v !== null && v !== undefined);
+  const chart = s("svg", { viewBox: "0 0 100 26", preserveAspectRatio: "none", class: "chart", "aria-hidden": "true" });
+  if (known.length < 2) return chart;
+  const top = Math.max(...known, 1e-9);
+  const points = values.map((v, i) => (v === null || v === undefined ? null : [(100 * i) / (values.length - 1), 24 - (22 * v) / top]));
+  for (const run of runs(points.map((p) => p || [0, null]), 1e9)) {
+    chart.append(s("polyline", { class: "spark", points: run.map((p) => p.map((v) => v.toFixed(1)).join(",")).join(" ") }));
+  }
+  return chart;
+}
+
+/** Ticks of what happened between two times. */
+export function strip({ events, from, to, label }) {
+  const height = 40;
+  const x = (t) => LEFT / 4 + ((t - from) / (to - from)) * (W * 2 - LEFT / 2);
+  const chart = s("svg", { class: "chart", viewBox: `0 0 ${W * 2} ${height}`, role: "img", "aria-label": label });
+  chart.append(s("line", { class: "axis", x1: x(from), x2: x(to), y1: 18, y2: 18 }));
+  for (const share of [0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1]) {
+    const at = from + (to - from) * share;
+    const anchor = share === 0 ? "start" : share === 1 ? "end" : "middle";
+    chart.append(s("line", { class: "axis", x1: x(at), x2: x(at), y1: 15, y2: 21 }),
+      s("text", { x: x(at), y: 36, "text-anchor": anchor }, clock(at, false)));
+  }
+  for (const event of [...events].reverse()) {
+    if (event.time < from || event.time > to) continue;
+    chart.append(s("line", { class: `mark ${event.level}`, x1: x(event.time), x2: x(event.time), y1: 5, y2: 18 },
+      s("title", {}, `${clock(event.time)} ${event.message}`)));
+  }
+  return chart;
+}
