@@ -115,7 +115,6 @@ class Generation:
         self._timeout: asyncio.Timeout | None = None
         self._cut: ApiError | None = None
         self._kept: list[int] | None = None
-        self._price: Callable[[RequestOutcome], RequestCost] | None = None
         self._wait: Wait | None = None
         self._price: Callable[[RequestOutcome], RequestCost] | None = None
 
@@ -135,14 +134,6 @@ class Generation:
     def report_wait(self, wait: Wait) -> None:
         """Where to tell the whole queue wait as soon as it is known."""
         self._wait = wait
-
-    def priced_by(self, price: Callable[[RequestOutcome], RequestCost]) -> None:
-        """How to tell what it cost."""
-        self._price = price
-
-    def cost(self) -> RequestCost | None:
-        """As of now; None where nobody can tell."""
-        return None if self._price is None else self._price(self.outcome())
 
     def keep_tokens(self) -> None:
         """Remember the first answer's token ids: it may be decoded again for comparison."""

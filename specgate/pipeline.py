@@ -132,7 +132,6 @@ class Pipeline:
                 generation = Generation(request, decision, prompts, model.backend, times, self._clock)  # 6
                 generation.priced_by(partial(self._telemetry.cost, details=model.backend.card.details))
                 generation.report_wait(model.meter.admitted(generation.admission_wait_s))
-                generation.priced_by(partial(self._telemetry.cost, details=model.backend.card.details))
                 if model.checker.selects(request, decision):
                     generation.keep_tokens()
                 self._running.add(generation)

@@ -146,9 +146,6 @@ async def policy(http: web.Request) -> web.Response:
     said = "lifted" if forced is None else f"everything decodes as {forced}"
     level: Level = "info" if forced is None else "warning"
     gateway.telemetry.events.add("switch", f"the kill switch: {said}", level)
-    said = "lifted" if forced is None else f"everything decodes as {forced}"
-    level: Level = "info" if forced is None else "warning"
-    gateway.telemetry.events.add("switch", f"the kill switch: {said}", level)
     for model in gateway.models.values():
         model.backend.set_force(forced)
     is_kept = persist and forced is not None
@@ -174,10 +171,6 @@ async def drain(http: web.Request) -> web.Response:
     check(body, DRAIN)
     wanted = body.get("draining")
     gateway.switches.is_draining = True if wanted is None else wanted
-    if gateway.switches.is_draining:
-        gateway.telemetry.events.add("switch", "the server drains: it takes nothing new", "warning")
-    else:
-        gateway.telemetry.events.add("switch", "draining was taken back")
     if gateway.switches.is_draining:
         gateway.telemetry.events.add("switch", "the server drains: it takes nothing new", "warning")
     else:

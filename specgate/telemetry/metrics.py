@@ -17,7 +17,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine.types import BASELINE, StepRecord
-from specgate.costs import RequestCost
 from specgate.backends.openai_http.pool import Outcome
 from specgate.costs import RequestCost
 from specgate.policy.canary import Status
