@@ -333,6 +333,12 @@ class ErrorBook:
         for error in record.drafter_errors:
             self._errors.setdefault(error.method, deque(maxlen=_MAX_SAMPLES)).append((now_s, error.kind))
 
+    def add_try(self, policy: str, kind: str | None, now_s: float) -> None:
+        """A request that other servers were to run under `policy`; `kind` None: they did."""
+        self._tries.setdefault(policy, Window(self._config.window_s)).add(now_s, 1.0)
+        if kind is not None:
+            self._errors.setdefault(policy, deque(maxlen=_MAX_SAMPLES)).append((now_s, kind))
+
     def policies(self) -> set[str]:
         """Drafters that failed, ever."""
         return set(self._errors)

@@ -94,14 +94,14 @@ class Message(msgspec.Struct):
 
     choices: list[_Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = msgspec.Raw(b"")
     specgate: _Specgate | None = None
     metrics: _Metrics | None = None
 
     @property
     def has_error(self) -> bool:
         """It says that things went wrong, whatever the status was."""
-        return self.error is not None and bytes(self.error) != b"null"
+        return bytes(self.error) not in (b"", b"null")
 
 
 _decoder = msgspec.json.Decoder(Message)

@@ -181,7 +181,7 @@ class OpenAIHttpBackend:
 
     def describe(self) -> dict[str, Any]:
         """Every pool's replicas, for /admin/state."""
-        return {name: list(pool.describe()) for name, pool in self._pools.items()}
+        return {"pools": {name: list(pool.describe()) for name, pool in self._pools.items()}}
 
     # --- attempts ---------------------------------------------------------------------------
 

@@ -51,5 +51,6 @@ def with_member(body: bytes, name: str, value: Any) -> bytes:
 
 
 def outgoing_headers(request: GenerationRequest, fixed: Mapping[str, str]) -> dict[str, str]:
-    """`fixed` (key, content type, the pool's own) and the request's id."""
-    return {**fixed, "X-Request-Id": request.request_id}
+    """`fixed` (key, content type, the pool's own), the request's id, and its place in a trace."""
+    trace = {"traceparent": request.traceparent} if request.traceparent else {}
+    return {**fixed, "X-Request-Id": request.request_id, **trace}
