@@ -164,8 +164,10 @@ class Pipeline:
     def _settle(self, model: ServedModel, request: GenerationRequest, num_prompt_tokens: int) -> Decision:
         """Decide for a request that will run. Closed doors are told of it: it may be a probe."""
         decision, openings = self.decide(model, request, num_prompt_tokens)
-        if decision.reason == Reason.OVERRIDE or decision.is_pinned:
-            return decision
+        opening = openings.probes.get(decision.policy)
+        is_fixed = decision.reason == Reason.OVERRIDE or decision.is_pinned
+        if is_fixed and (opening is None or not opening.is_hard):
+            return decision  # what is asked for gets past other doors without being their probe
         if model.guards.decided(openings, decision.policy):
             hold_steps = max(decision.hold_steps, PROBE_STEPS)
             return replace(decision, is_probe=True, hold_steps=hold_steps)

@@ -25,13 +25,18 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One line, control characters escaped, so that no message can forge another line."""
+    """One line, control characters escaped, so that no message can forge another line. A trace
+    follows on lines that are set in."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        if record.exc_info:
-            return text
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        return "\n    ".join(map(_printable, super().format(record).split("\n")))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return _printable(super().formatMessage(record))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def set_up_logging(config: LoggingConfig) -> None:
