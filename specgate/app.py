@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -26,7 +27,7 @@ from specgate.backends.openai_http.backend import OpenAIHttpBackend
 from specgate.clock import Clock, SystemClock
 from specgate.config import Config, FakeConfig, ModelConfig
 from specgate.consistency import ConsistencyChecker
-from specgate.errors import Draining
+from specgate.errors import ConfigError, Draining
 from specgate.estimate import Estimator
 from specgate.features import LearnedEstimator
 from specgate.gateway import GATEWAY, Gateway
@@ -52,6 +53,9 @@ from specgate.telemetry.process import ProcessReader
 from specgate.telemetry.recorder import Telemetry
 from specgate.turnstile import Turnstile
 from specgate.watch import Watch
+
+if TYPE_CHECKING:
+    from specgate.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +147,7 @@ def build_app(
         rollouts=rollouts,
         rates=rates,
         started_s=clock.monotonic(),
+        tracing=_tracing(config, clock),
     )
     keys = KeyCheck(live)
     middlewares: list[Middleware] = [watched, request_ids, errors, keys.middleware]
@@ -259,6 +264,20 @@ async def _run_backends(app: web.Application) -> AsyncIterator[None]:
     for model in gateway.models.values():
         await model.backend.stop()
     gateway.log.close()
+    if gateway.tracing is not None:
+        await gateway.tracing.stop()
+
+
+def _tracing(config: Config, clock: Clock) -> Tracing | None:
+    """None unless asked for: then nothing of it is even imported."""
+    if config.telemetry.tracing is None:
+        return None
+    try:
+        from specgate.telemetry.tracing import build_tracing
+    except ImportError as error:
+        fault = "telemetry.tracing: needs OpenTelemetry: pip install 'specgate-gateway[otel]'"
+        raise ConfigError([fault]) from error
+    return build_tracing(config.telemetry.tracing, clock)
 
 
 def _build_backend(model: ModelConfig, clock: Clock, sweep_s: float) -> Backend:

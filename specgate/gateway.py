@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -21,6 +21,9 @@ from specgate.telemetry.decision_log import DecisionLog
 from specgate.telemetry.metrics import Metrics
 from specgate.telemetry.recorder import Telemetry
 from specgate.turnstile import Turnstile
+
+if TYPE_CHECKING:
+    from specgate.telemetry.tracing import Tracing  # needs packages that only tracing needs
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class Gateway:
     rollouts: Rollouts
     rates: RateLimits
     started_s: float
+    tracing: Tracing | None = None
 
     @property
     def config(self) -> Config:

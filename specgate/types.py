@@ -73,6 +73,7 @@ class GenerationRequest:
     priority: int = 0
     has_trace: bool = False  # streamed pieces say which drafter they came from
     raw: bytes = b""  # the body as it came, for models that other servers run
+    traceparent: str = ""  # W3C trace context, to be offered to those servers
 
     @property
     def user_text(self) -> str:

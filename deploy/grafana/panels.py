@@ -404,6 +404,11 @@ COST = [
             unit="reqps",
         ),
         panel(
+            "Answers begun again after an engine was lost",
+            (rate("retried_answers_total"), "answers per second"),
+            (rate("retried_seconds_total"), "their lost time, seconds per second"),
+        ),
+        panel(
             "Network time",
             (rate("network_seconds_total"), "to and from servers elsewhere"),
             unit="percentunit",

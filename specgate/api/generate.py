@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -22,7 +23,12 @@ from specgate.gateway import GATEWAY, Gateway
 from specgate.generation import Generation
 from specgate.types import GenerationRequest
 
+if TYPE_CHECKING:
+    from specgate.telemetry.tracing import Trace
+
 logger = logging.getLogger(__name__)
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[0-9a-zA-Z-]*)?")
 
 _LAST_WORD_S = 1.0
 
@@ -64,6 +70,16 @@ async def completions(http: web.Request) -> web.StreamResponse:
 async def _generate(http: web.Request, endpoint: _Endpoint) -> web.StreamResponse:
     gateway = http.app[GATEWAY]
     arrival_s = gateway.clock.monotonic()
+    if gateway.tracing is None:
+        return await _answer(http, endpoint, arrival_s, None)
+    with gateway.tracing.request(endpoint.name, http.headers, arrival_s) as trace:
+        return await _answer(http, endpoint, arrival_s, trace)
+
+
+async def _answer(
+    http: web.Request, endpoint: _Endpoint, arrival_s: float, trace: Trace | None
+) -> web.StreamResponse:
+    gateway = http.app[GATEWAY]
     await gateway.turnstile.enter()
     try:
         raw, body = await read_raw_json(http, gateway.config)
@@ -72,7 +88,12 @@ async def _generate(http: web.Request, endpoint: _Endpoint) -> web.StreamRespons
     except ApiError as error:
         gateway.pipeline.count_refused(endpoint.name, error)
         raise
+    traceparent = http.headers.get("traceparent", "") if trace is None else trace.traceparent
+    if _TRACEPARENT.fullmatch(traceparent):
+        request = replace(request, traceparent=traceparent)
     async with gateway.pipeline.run(request, arrival_s) as generation:
+        if trace is not None:
+            trace.generation = generation
         if generation.is_relay:
             if request.is_stream:
                 return await _stream(http, generation, relay_events(generation))

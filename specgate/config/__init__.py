@@ -19,6 +19,7 @@ from specgate.config.schema import (
     RequestsConfig,
     ServerConfig,
 )
+from specgate.config.telemetry import TelemetryConfig, TracingConfig
 
 __all__ = [
     "LOCAL_CONFIG",
@@ -37,6 +38,8 @@ __all__ = [
     "PolicyConfig",
     "RequestsConfig",
     "ServerConfig",
+    "TelemetryConfig",
+    "TracingConfig",
     "config_json_schema",
     "is_loopback",
     "is_rollout",

@@ -16,6 +16,7 @@ from engine.config import DraftModelConfig, EngineConfig, ImposedConfig, NgramCo
 from specgate.config.fields import TaskName, setting
 from specgate.config.guards import GuardsConfig
 from specgate.config.limits import AdmissionConfig, KeyLimits
+from specgate.config.telemetry import TelemetryConfig
 from specgate.config.upstream import OpenAIHttpConfig
 
 
@@ -224,6 +225,7 @@ class Config:
     decision_log: DecisionLogConfig = setting(DecisionLogConfig, DecisionLogConfig.__doc__ or "")
     logging: LoggingConfig = setting(LoggingConfig, LoggingConfig.__doc__ or "")
     costs: CostsConfig = setting(CostsConfig, CostsConfig.__doc__ or "")
+    telemetry: TelemetryConfig = setting(TelemetryConfig, TelemetryConfig.__doc__ or "")
     benching: bool = setting(False, "a server to be measured, not used: allows engine.imposed")
 
 
