@@ -20,7 +20,7 @@ _RATE_SHRINK = 12.0  # granted steps of prior for how often a drafter finds a dr
 _COOL_FACTOR = 5.0  # how much larger a gain must be right after a change of method
 COOL_STEPS = 24  # steps that count as right after
 _MAX_WAIT_STEPS = 32  # granted steps between two looks at a request's own acceptance
-_CATCH_UP_STEPS = 64.0  # steps over which reading the context must pay for a drafter
+_CATCH_UP_TOKENS = 96.0  # within which reading the context must pay for a drafter
 
 
 class Seat:
@@ -196,18 +196,19 @@ class Table:
             self.tokens[where, arm.columns] = expected[:, 1 : arm.depth + 1]
             self.drafted[where, arm.columns] = drafted
             each = arm.token_s + arm.kv_s * kv[known] + sampled[known] * self.prices.sampled_s
-            once = arm.seq_s + self._catch_up(arm.method, number, [seats[i] for i in known])
-            self.extra_s[where, arm.columns] = drafted * each[:, None] + once[:, None]
+            reading = self._catch_up(arm.method, number, [seats[i] for i in known])
+            once = arm.seq_s + reading[:, None] * self.tokens[where, arm.columns]
+            self.extra_s[where, arm.columns] = drafted * each[:, None] + once
         self.set_penalty(seats, shut, step)
 
     def _catch_up(self, method: str, number: int, seats: Sequence[Seat]) -> Array:
-        """What reading the context costs a drafter that has not, spread over the steps to come."""
+        """What reading the context costs a drafter that has not, for each token to come. [seats]"""
         return np.array(
             [
                 0.0
                 if seat.loaded[number]
                 else catch_up_s(self.step, method, seat.view.num_tokens)
-                / max(1.0, min(_CATCH_UP_STEPS, seat.view.num_remaining_tokens / 2))
+                / max(1.0, min(_CATCH_UP_TOKENS, seat.view.num_remaining_tokens))
                 for seat in seats
             ]
         )
