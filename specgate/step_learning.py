@@ -13,7 +13,7 @@ from specgate.policy.view import Traffic
 from specgate.scores import Score, ScoreWindow, score
 
 PREFILL = "prefill"
-_MIN_SPACING_S = 0.01  # steps of one kind that follow faster are only counted: learning costs 0.3 ms
+_MIN_SPACING_S = 0.03  # steps of one kind that follow faster are only counted: learning costs 0.3 ms
 _TRAFFIC_MEMORY_S = 15.0
 _PRIOR_STEPS = 10.0  # steps without other requests' prompts, before any was seen
 _MAX_GAP_S, _MAX_GAP_SHARE = 0.005, 0.3  # longer pauses between steps are idleness
