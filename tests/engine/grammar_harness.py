@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.state import unpacked
 from engine.models.interface import LanguageModel
 from engine.models.tiny import tiny_model
 from engine.models.tiny_files import tiny_tokenizer
+from engine.spec.drafter import Drafter
+from engine.spec.planner import FollowAssignment, SpecPlanner
 from engine.types import GrammarSpec, SchemaSource
+from tests.engine.harness import reference_logits
 
 EOS = 2
 VOCAB = tiny_tokenizer().get_vocab_size()
@@ -51,3 +61,28 @@ PERSON: dict[str, Any] = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
+
+
+def grammar_engine(
+    drafters: Mapping[str, Drafter] | None = None, planner: SpecPlanner | None = None, **config: Any
+) -> Engine:
+    """An engine on `speaker` that knows grammars."""
+    settings = replace(EngineConfig(block_size=4, num_blocks=512, max_batch_tokens=64), **config)
+    return Engine(
+        settings, speaker(), drafters or {}, planner or FollowAssignment(), lambda: 0.0, lambda: 5, compiler()
+    )
+
+
+def reference_greedy(prompt_ids: Sequence[int], spec: GrammarSpec, num_tokens: int) -> list[int]:
+    """Greedy decoding under a grammar that is walked anew for every token: no cache, batch or engine."""
+    grammars = compiler()
+    output: list[int] = []
+    while len(output) < num_tokens:
+        logits = reference_logits(speaker(), [*prompt_ids, *output])[-1].clone()
+        mask = grammars.start(spec).allowed(output, ())
+        assert mask is not None
+        logits[~torch.from_numpy(unpacked([mask], VOCAB)[0])] = -torch.inf
+        output.append(int(logits.argmax()))
+        if output[-1] == EOS:
+            break
+    return output

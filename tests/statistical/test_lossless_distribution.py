@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 
 import pytest
 import torch
 from scipy.stats import chi2
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.state import GrammarState
 from engine.kernels.reference_verify import distribution
 from engine.spec.randomness import RandomKey, gumbel_rows
 from engine.spec.tree import EMPTY_TREE, ROOT, DraftTree
 from engine.spec.verify import SamplingState, verify
-from engine.types import AcceptRule, SamplingParams
+from engine.types import AcceptRule, GrammarSpec, SamplingParams
 
 VOCAB = 5
 LENGTH = 3
@@ -53,6 +58,7 @@ class Decoded:
     key: RandomKey
     temperature: float
     tokens: tuple[int, ...] = ()
+    grammar: GrammarState | None = None
 
     @property
     def root(self) -> int:
@@ -119,16 +125,45 @@ def top_siblings(world: World, sequences: list[Decoded]) -> list[DraftTree]:
     return trees
 
 
+def trimmed_chain(world: World, sequences: list[Decoded]) -> list[DraftTree]:
+    """The draft knows three of the five tokens: the others come out all the same."""
+    known = world.draft.clone()
+    known[:, [1, 4]] = -torch.inf
+    return sampled_chain(replace(world, draft=known), sequences)
+
+
 def nothing(world: World, sequences: list[Decoded]) -> list[DraftTree]:
     return [EMPTY_TREE] * len(sequences)
 
 
+Held = Callable[[], GrammarState | None]
+
+
+def free() -> GrammarState | None:
+    """No grammar."""
+    return None
+
+
+@cache
+def _grammars() -> GrammarCompiler:
+    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate("$abcd")}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["$"])
+    return GrammarCompiler(lambda: str(tokenizer.to_str()), VOCAB, frozenset({0}))
+
+
+def held() -> GrammarState | None:
+    """Every place forbids something, and what may come third depends on what came first."""
+    return _grammars().start(GrammarSpec("start: /a[bcd][acd]+|b[ad][abd]+|d[bc]d+/"))
+
+
 def decode(
-    world: World, params: SamplingParams, rule: AcceptRule, draft: Drafting, seed: int
+    world: World, params: SamplingParams, rule: AcceptRule, draft: Drafting, seed: int, held: Held = free
 ) -> torch.Tensor:
     """Counts of the first LENGTH tokens, [VOCAB ** LENGTH]."""
     sequences = [
-        Decoded(RandomKey(seed * NUM_SEQUENCES + i), params.temperature) for i in range(NUM_SEQUENCES)
+        Decoded(RandomKey(seed * NUM_SEQUENCES + i), params.temperature, grammar=held())
+        for i in range(NUM_SEQUENCES)
     ]
     live = sequences
     while live:
@@ -139,7 +174,10 @@ def decode(
             for token, parent in zip(tree.token_ids, tree.parents, strict=True):
                 paths.append((*paths[parent + 1], token))
             places += map(place, paths)
-        states = [SamplingState(params, PROMPT, seq.tokens, frozenset({0}), seq.key, rule) for seq in live]
+        states = [
+            SamplingState(params, PROMPT, seq.tokens, frozenset({0}), seq.key, rule, seq.grammar)
+            for seq in live
+        ]
         result = verify(trees, world.target[places], states)
         for seq, tokens in zip(live, result.token_ids, strict=True):
             seq.tokens += tokens
@@ -148,12 +186,16 @@ def decode(
     return torch.bincount(torch.tensor(cells), minlength=VOCAB**LENGTH)
 
 
-def exact(world: World, params: SamplingParams) -> torch.Tensor:
+def exact(world: World, params: SamplingParams, held: Held = free) -> torch.Tensor:
     """The joint distribution of the first LENGTH tokens under plain sampling."""
     joint = torch.ones(VOCAB**LENGTH, dtype=torch.float64)
     for cell, text in enumerate(product(range(VOCAB), repeat=LENGTH)):
         for i, token in enumerate(text):
-            state = SamplingState(params, PROMPT, text[:i], frozenset({0}), RandomKey(0), AcceptRule.RATIO)
+            if joint[cell] == 0.0:
+                break  # no text goes on from here
+            state = SamplingState(
+                params, PROMPT, text[:i], frozenset({0}), RandomKey(0), AcceptRule.RATIO, held()
+            )
             joint[cell] *= distribution(world.target[place(text[:i])], state)[token]
     return joint
 
@@ -169,10 +211,10 @@ def p_value(counts: torch.Tensor, joint: torch.Tensor) -> float:
     return float(chi2.sf(float(((seen - due) ** 2 / due).sum()), len(due) - 1))
 
 
-def check(params: SamplingParams, rule: AcceptRule, draft: Drafting, seed: int) -> None:
+def check(params: SamplingParams, rule: AcceptRule, draft: Drafting, seed: int, held: Held = free) -> None:
     world = World.make(seed)
-    joint = exact(world, params)
-    counts = decode(world, params, rule, draft, seed)
+    joint = exact(world, params, held)
+    counts = decode(world, params, rule, draft, seed, held)
     assert counts[joint == 0].sum() == 0, "a token came out that the processors forbid"
     assert p_value(counts, joint) > ERROR_RATE
 
@@ -198,6 +240,8 @@ DRAFTS: dict[str, tuple[AcceptRule, Drafting]] = {
     "ratio-chain": (AcceptRule.RATIO, sampled_chain),
     "ratio-tree": (AcceptRule.RATIO, sampled_tree),
     "block-chain": (AcceptRule.BLOCK, sampled_chain),
+    "trimmed-ratio": (AcceptRule.RATIO, trimmed_chain),
+    "trimmed-block": (AcceptRule.BLOCK, trimmed_chain),
     "keyed-chain": (AcceptRule.KEYED, sampled_chain),
     "keyed-tree": (AcceptRule.KEYED, sampled_tree),
     "one-hot-chain": (AcceptRule.RATIO, one_hot(sampled_chain)),
@@ -231,6 +275,20 @@ CASES = [
 def test_joint_distribution_is_the_targets(processors: str, draft: str) -> None:
     rule, make = DRAFTS[draft]
     check(PROCESSORS[processors], rule, make, seed=1 + list(PROCESSORS).index(processors))
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        "ratio-tree",
+        "one-hot-siblings",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("block-chain", "trimmed-ratio")),
+    ],
+)
+def test_a_grammar_masks_the_target_and_nothing_else(draft: str) -> None:
+    """The distribution is the target's over what may stand, though the drafter knows no grammar."""
+    rule, make = DRAFTS[draft]
+    check(SamplingParams(temperature=0.9, top_p=0.9), rule, make, seed=31, held=held)
 
 
 def test_methods_that_take_turns_keep_the_distribution() -> None:
