@@ -17,7 +17,7 @@ from specgate.api.jsoncheck import check, shown
 from specgate.api.schema import UNSUPPORTED, chat_schema, completions_schema
 from specgate.api.structured import response_format_of, tool_choice_of, tools_of
 from specgate.config import RequestsConfig
-from specgate.errors import BadRequest, Forbidden, UnsupportedParameter
+from specgate.errors import BadRequest, ContextTooLong, Forbidden, UnsupportedParameter
 from specgate.types import GenerationRequest, Overrides
 
 POLICY_HEADER = "X-SpecGate-Policy"
@@ -81,9 +81,11 @@ class Parser:
         num_logprobs = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
         max_tokens = _chat_max_tokens(fields)
         tools = tools_of(fields, self._limits.max_schema_bytes)
+        messages = tuple(_message(m, i) for i, m in enumerate(fields["messages"]))
+        _check_length(sum(len(m["content"]) for m in messages), "messages", self._limits.max_prompt_chars)
         return replace(
             self._request("chat", fields, caller, _sampling(fields, max_tokens, num_logprobs)),
-            messages=tuple(_message(m, i) for i, m in enumerate(fields["messages"])),
+            messages=messages,
             tools=tools,
             tool_choice=tool_choice_of(fields, tools),
             response_format=response_format_of(fields, self._limits.max_schema_bytes),
@@ -96,6 +98,7 @@ class Parser:
         check(body, self._completions_schema)
         fields = {name: value for name, value in body.items() if value is not None}
         prompts = prompts_of(fields["prompt"])
+        _check_length(max(map(len, prompts)), "prompt", self._limits.max_prompt_chars)
         max_tokens = fields.get("max_tokens", _COMPLETIONS_MAX_TOKENS)
         sampling = _sampling(fields, max_tokens, fields.get("logprobs"))
         has_echo = bool(fields.get("echo", False))
@@ -207,6 +210,12 @@ def _logit_bias(raw: _Fields) -> dict[int, float]:
             raise BadRequest(f"'logit_bias' has the key {shown(key)}; keys are token ids.", "logit_bias")
         bias[int(key)] = float(value)
     return bias
+
+
+def _check_length(num_chars: int, name: str, most: int) -> None:
+    """What is far too long is not encoded to find out by how much."""
+    if num_chars > most:
+        raise ContextTooLong(f"{name!r} has {num_chars} characters; at most {most} characters fit.", name)
 
 
 def priority_of(fields: _Fields, own: int) -> int:

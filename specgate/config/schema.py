@@ -63,6 +63,9 @@ class RequestsConfig:
 
     allow_overrides: bool = setting(False, "callers may choose the policy; otherwise that is a 403")
     deadline_s: float = setting(600.0, "from arrival to the last token; then 408", gt=0)
+    max_prompt_chars: int = setting(
+        2_000_000, "characters of one prompt, or of all messages; longer ones are not even encoded", ge=1
+    )
     max_n: int = setting(16, "largest `n`", ge=1, le=128)
     max_prompts: int = setting(64, "most prompts in one call of /v1/completions", ge=1, le=2048)
     max_stop: int = setting(16, "most stop strings, and most stop token ids", ge=1, le=1024)

@@ -138,6 +138,22 @@ async def test_large_bodies_are_a_413_announced_or_not() -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (413, "payload_too_large")
 
 
+async def test_a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded() -> None:
+    config = make_config(requests=RequestsConfig(max_prompt_chars=100))
+    async with running(config) as server:
+        long = [{"role": "user", "content": "x" * 60}, {"role": "user", "content": "y" * 41}]
+        for answer in (
+            await server.chat(messages=long),
+            await server.complete(prompt="x" * 101),
+            await server.complete(prompt=["short", "x" * 101]),
+        ):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+            assert "at most 100 characters" in error["message"]
+        assert (await server.chat(messages=long[:1])).status_code == 200
+        assert (await server.complete(prompt=["x" * 100, "y" * 100])).status_code == 200
+
+
 async def test_a_full_queue_is_a_429_with_retry_after_and_the_others_finish() -> None:
     config = make_config(admission=AdmissionConfig(max_concurrent=1, max_queue=1))
     async with running(config, prefill_s=0.2) as server:
