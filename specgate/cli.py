@@ -16,6 +16,7 @@ from typing import Any
 from specgate import __version__, train_classifier
 from specgate.bench.command import add_arguments
 from specgate.canary_command import CanaryError, add_canary_arguments, run_canary
+from specgate.report.command import ReportError, add_report_arguments, run_report
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 FINE, FAILED, WRONG_USE = 0, 1, 2
@@ -95,6 +96,10 @@ def build_parser() -> argparse.ArgumentParser:
     canary = commands.add_parser("canary", help="rollouts: status, promote, pause, resume, rollback")
     add_canary_arguments(canary, DEFAULT_URL)
     canary.set_defaults(run=_canary)
+
+    report = commands.add_parser("report", help="what was spent and saved, from the decision log")
+    add_report_arguments(report)
+    report.set_defaults(run=_report)
 
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)
@@ -226,13 +231,21 @@ def _logged(path: Path, line: int | None) -> dict[str, Any]:
         raise CommandError(f"cannot read the decision log {path}: {error}", WRONG_USE) from error
     if not lines:
         raise CommandError(f"the decision log {path} is empty: send the server a request first")
-    chosen = len(lines) if line is None else line
+    chosen = _last_decision(lines) if line is None else line
     if not 1 <= chosen <= len(lines):
         raise CommandError(f"--line {chosen}: {path} has lines 1 to {len(lines)}", WRONG_USE)
     try:
         return dict(json.loads(lines[chosen - 1]))
     except (TypeError, ValueError) as error:
         raise CommandError(f"line {chosen} of {path} is not a logged decision: {error}") from error
+
+
+def _last_decision(lines: Sequence[str]) -> int:
+    """Its number, from 1. Lines of another kind (consistency checks) come in between."""
+    for number in range(len(lines), 0, -1):
+        if '"kind":"consistency_check"' not in lines[number - 1]:
+            return number
+    return len(lines)
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -250,6 +263,14 @@ def _canary(args: argparse.Namespace) -> int:
         run_canary(args)
     except CanaryError as error:
         raise CommandError(str(error)) from error
+    return FINE
+
+
+def _report(args: argparse.Namespace) -> int:
+    try:
+        run_report(args)
+    except ReportError as error:
+        raise CommandError(str(error), WRONG_USE) from error
     return FINE
 
 

@@ -25,7 +25,7 @@ const ctx = {
   color(name) {
     if (name === "baseline") return "c-baseline";
     const at = ctx.methods.indexOf(name);
-    return `c-${at >= 0 ? (at % 4) + 1 : 5}`;
+    return `c-${at >= 0 ? [1, 2, 4, 5][at % 4] : 4}`; // 3 is for what is no policy
   },
   policy: (name) => h("span", { class: "policy" }, h("i", { class: `swatch ${ctx.color(name)}` }), name || "–"),
   setRange(range) { ctx.range = range; refresh(true); },

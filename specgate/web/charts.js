@@ -103,32 +103,31 @@ function logTicks(low, high) {
 }
 
 /** `groups`: [{name, color, pairs: [[predicted, measured]]}] in ms; both axes logarithmic, the ideal dashed. */
-export function scatter({ groups, label, xName, yName, height = 330 }) {
+export function scatter({ groups, label, xName, yName, height = 420 }) {
   const all = groups.flatMap((g) => g.pairs).flat().filter((v) => v > 0);
   if (!all.length) return null;
-  const low = Math.min(...all) / 1.15, high = Math.max(...all) * 1.15, width = 460;
-  const span = Math.log(high / low);
-  const x = (v) => LEFT + (Math.log(v / low) / span) * (width - LEFT - RIGHT);
-  const y = (v) => height - 34 - (Math.log(v / low) / span) * (height - TOP - 34);
-  const chart = s("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+  const low = Math.min(...all) / 1.15, high = Math.max(...all) * 1.15, span = Math.log(high / low);
+  const left = 62, base = height - 40;
+  const x = (v) => left + (Math.log(v / low) / span) * (W - left - RIGHT);
+  const y = (v) => base - (Math.log(v / low) / span) * (base - TOP);
+  const chart = s("svg", { class: "chart", viewBox: `0 0 ${W} ${height}`, role: "img", "aria-label": label });
   for (const tick of logTicks(low, high)) {
     chart.append(
-      s("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: TOP, y2: height - 34 }),
-      s("line", { class: "gridline", x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) }),
-      s("text", { x: x(tick), y: height - 20, "text-anchor": "middle" }, num(tick)),
-      s("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, num(tick)));
+      s("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: TOP, y2: base }),
+      s("line", { class: "gridline", x1: left, x2: W - RIGHT, y1: y(tick), y2: y(tick) }),
+      s("text", { x: x(tick), y: base + 16, "text-anchor": "middle" }, num(tick)),
+      s("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, num(tick)));
   }
-  const edge = (k) => `${x(low)},${y(low * k)} ${x(high / Math.max(k, 1))},${y(Math.min(high, high * k))}`;
+  const path = (points) => points.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(" ");
   chart.append(
-    s("polygon", { class: "band", points: [[low, low * 1.2], [high / 1.2, high], [high, high], [high, high / 1.2], [low * 1.2, low], [low, low]]
-      .map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(" ") }),
-    s("polyline", { class: "ideal", points: edge(1), fill: "none" }),
-    s("text", { x: (LEFT + width) / 2, y: height - 4, "text-anchor": "middle" }, xName),
-    s("text", { x: 12, y: height / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${height / 2})` }, yName));
+    s("polygon", { class: "band", points: path([[low, low], [low, low * 1.2], [high / 1.2, high], [high, high], [high, high / 1.2], [low * 1.2, low]]) }),
+    s("polyline", { class: "ideal", points: path([[low, low], [high, high]]), fill: "none" }),
+    s("text", { x: (left + W) / 2, y: height - 6, "text-anchor": "middle" }, xName),
+    s("text", { x: 12, y: base / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${base / 2})` }, yName));
   for (const group of groups) {
     for (const [predicted, measured] of group.pairs) {
       if (predicted > 0 && measured > 0) {
-        chart.append(s("circle", { class: `dot ${group.color}`, cx: x(predicted).toFixed(1), cy: y(measured).toFixed(1), r: 2.4 }));
+        chart.append(s("circle", { class: `dot ${group.color}`, cx: x(predicted).toFixed(1), cy: y(measured).toFixed(1), r: 3 }));
       }
     }
   }

@@ -14,9 +14,9 @@ export function create(ctx) {
       x.network_s ? h("td", { class: "num" }, seconds(x.network_s)) : null));
     if (!rows.length) return empty(t("no_data"));
     const hasNetwork = Object.values(entries).some((x) => x.network_s);
-    return table([{ name: "" }, { name: t("requests"), num: true }, { name: t("tokens"), num: true }, { name: t("target_steps"), num: true }, { name: t("steps_saved"), num: true }, { name: t("draft_time"), num: true },
+    return table([{ name: "" }, { name: t("n_req"), num: true }, { name: t("tokens"), num: true }, { name: t("target_steps"), num: true }, { name: t("steps_saved"), num: true }, { name: t("draft_time"), num: true },
       { name: t("device_time"), num: true }, { name: t("per_request"), num: true }, { name: t("per_1k"), num: true },
-      ...(costs.price_per_device_hour === null ? [] : [{ name: `${t("cost")}, ${costs.currency}`, num: true }, { name: `${costs.currency}, ${t("per_1k")}`, num: true }]), ...(hasNetwork ? [{ name: t("network_time"), num: true }] : [])], rows);
+      ...(costs.price_per_device_hour === null ? [] : [{ name: `${t("cost")}, ${costs.currency}`, num: true }, { name: `${costs.currency}, ${t("per_1k")}`, num: true }]), ...(hasNetwork ? [{ name: t("network_time"), num: true }] : [])], rows, { class: "totals" });
   }
   function split(costs) {
     const entries = Object.entries(costs.device_by_method);

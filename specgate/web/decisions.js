@@ -18,7 +18,7 @@ export function candidates(entry, ctx) {
   const names = [...new Set(told.flatMap((c) => c.terms.map((term) => term.name)))];
   const find = (c, name) => c.terms.find((term) => term.name === name);
   const cell = (term) => (term
-    ? h("td", { class: "num" }, ms(term.effect_ms), h("div", { class: "beside" }, `${num(term.value)} ${term.unit || ""} × ${num(term.coefficient)}`))
+    ? h("td", { class: "num" }, h("span", { class: "beside" }, `${num(term.value)} ${term.unit || ""} × ${num(term.coefficient)} =`), ms(term.effect_ms))
     : h("td", { class: "num dim" }, DASH));
   return h("div", { class: "stack" },
     h("h3", {}, t("candidates")),

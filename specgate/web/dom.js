@@ -46,7 +46,7 @@ export const empty = (text) => h("p", { class: "empty" }, text);
 
 /** A table of `columns` ({name, num}) and rows of cells. */
 export function table(columns, rows, attributes = {}) {
-  return h("table", attributes,
+  return h("table", attributes, columns.some((c) => c.name !== "") &&
     h("thead", {}, h("tr", {}, columns.map((c) => h("th", { scope: "col", class: c.num ? "num" : null }, c.name)))),
     h("tbody", {}, rows));
 }

@@ -6,12 +6,18 @@ import { t } from "./words.js";
 const ORDER = { shut: 0, probing: 1, allowed: 2 };
 const PILL = { shut: "err", probing: "warn", allowed: "ok" };
 
-/** The reading between nothing and twice the threshold, which is marked in the middle. */
+const FLOORS = new Set(["acceptance_floor", "memory_pressure"]); // shut when the reading is below
+
+/** The reading as a bar, with a mark at the threshold. */
 function meter(door) {
   if (door.reading === null || door.threshold === null || !(door.threshold > 0)) return null;
-  const share = Math.min(100, (50 * door.reading) / door.threshold);
-  return h("div", { class: `meter ${door.state}`, "aria-hidden": "true" }, h("i", { "width%": share }), h("b", { "left%": 50 }));
+  const whole = Math.max(2 * door.threshold, 1.05 * door.reading);
+  return h("div", { class: `meter ${door.state}`, "aria-hidden": "true" },
+    h("i", { "width%": (100 * door.reading) / whole }), h("b", { "left%": (100 * door.threshold) / whole }));
 }
+
+/** What the reading has to keep to. */
+const bound = (door) => (door.threshold === null ? DASH : `${FLOORS.has(door.guard) ? "≥" : "≤"} ${num(door.threshold)}`);
 
 export function create(ctx) {
   const body = h("div", {});
@@ -25,7 +31,7 @@ export function create(ctx) {
       h("td", {}, h("span", { class: `pill ${PILL[d.state]}` }, t(`state_${d.state}`)), d.mode === "enforce" ? null : h("span", { class: "small note" }, ` ${t(d.mode)}`)),
       h("th", { scope: "row" }, d.guard), h("td", {}, ctx.policy(d.policy)), h("td", { class: d.task ? null : "note" }, d.task || t("all_tasks")),
       h("td", { class: "num" }, num(d.reading), h("div", { class: "beside" }, d.num_samples ? `n ${num(d.num_samples)}` : "")),
-      h("td", { class: "num" }, num(d.threshold), h("div", { class: "beside" }, d.unit || "")), h("td", {}, meter(d)),
+      h("td", { class: "num" }, bound(d), h("div", { class: "beside" }, d.unit || "")), h("td", {}, meter(d)),
       h("td", { class: "num" }, duration(d.since_s)), h("td", { class: "num" }, duration(d.opens_in_s)),
       h("td", { class: d.num_trips ? "num" : "num dim" }, num(d.num_trips)), h("td", { class: "note" }, d.why || DASH)))));
   }

@@ -49,7 +49,7 @@ export function create(ctx) {
     if (!state) return;
     const model = state.latency_model, c = model.coefficients || {};
     const pairs = ctx.predictions[ctx.modelName] || {};
-    const groups = Object.entries(pairs).filter(([, p]) => p.length).map(([name, p]) => ({ name, pairs: p, color: ctx.color(name === "prefill" ? "prefill" : name) }));
+    const groups = Object.entries(pairs).filter(([, p]) => p.length).map(([name, p]) => ({ name, pairs: p, color: name === "prefill" ? "c-3" : ctx.color(name) }));
     const drawing = groups.length ? scatter({ groups, label: t("scatter"), xName: t("predicted_ms"), yName: t("measured_ms") }) : null;
     swap(root,
       card(t("equation"), { note: t("equation_note", num(model.num_steps)) }, Object.keys(c).length ? [

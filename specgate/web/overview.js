@@ -1,6 +1,6 @@
 // The first page: load now, what happened, and how it went over the last half hour or day.
 
-import { h, card, swap, num, ms, percent, clock, duration, empty } from "./dom.js";
+import { h, card, swap, num, ms, percent, clock, duration, empty, DASH } from "./dom.js";
 import { bars, lines, spark, strip } from "./charts.js";
 import { t } from "./words.js";
 
@@ -14,6 +14,9 @@ export function create(ctx) {
   const root = h("div", { class: "grid" }, tiles, events, charts);
   events.style.gridColumn = "span 12";
 
+  /** The chosen range; less while the server is younger than that. */
+  const span = () => Math.min(SPAN[ctx.range], Math.max(120, ctx.state.uptime_s * 1.05));
+
   function segments(label, options, current, choose) {
     return h("div", { class: "segments", role: "group", "aria-label": label }, options.map(([key, name]) =>
       h("button", { type: "button", "data-key": `seg-${key}`, "aria-pressed": String(key === current), onclick: () => choose(key) }, name)));
@@ -26,7 +29,7 @@ export function create(ctx) {
     const engine = model.engine, load = model.load;
     const recent = samples.slice(-72);
     const tile = (name, value, unit, key) => h("div", { class: "tile" }, h("div", { class: "name" }, name),
-      h("div", { class: "value" }, value, unit ? h("small", {}, unit) : null), spark(recent.map((x) => (key ? x[key] : null))));
+      h("div", { class: "value" }, value, unit && value !== DASH ? h("small", {}, unit) : null), spark(recent.map((x) => (key ? x[key] : null))));
     const used = engine.num_total_blocks ? engine.num_used_blocks / engine.num_total_blocks : null;
     swap(tiles,
       tile(t("running"), num(model.num_admitted), t("requests"), "running"),
@@ -34,11 +37,12 @@ export function create(ctx) {
       tile(t("tokens_per_s"), num(last.tokens_per_s), t("unit_tokens_s"), "tokens_per_s"),
       tile(t("requests_per_s"), num(load.requests_per_s), t("unit_requests_s"), "arrivals"),
       tile(t("queue_wait_p95"), ms(load.queue_wait_p95_ms ?? last.queue_wait_p95_ms), "ms", "queue_wait_p95_ms"),
-      tile(t("kv_used"), percent(used), t("blocks", num(engine.num_used_blocks), num(engine.num_total_blocks)), "used_kv_ratio"));
+      tile(t("kv_used"), percent(used), "", "used_kv_ratio"));
+    tiles.lastChild.title = t("blocks", num(engine.num_used_blocks), num(engine.num_total_blocks));
   }
 
   function drawEvents() {
-    const span = SPAN[ctx.range], to = Date.now() / 1000, from = to - span;
+    const to = Date.now() / 1000, from = to - span();
     const shown = ctx.events.filter((e) => !onlyTrouble || e.level !== "info");
     const list = h("ol", { class: "events", tabindex: "0", "aria-label": t("what_happened"), "data-key": "events" }, shown.map((e) => h("li", {},
       h("time", { datetime: new Date(e.time * 1000).toISOString() }, clock(e.time)),
@@ -57,7 +61,7 @@ export function create(ctx) {
 
   function drawCharts() {
     const { interval_s: interval, samples } = ctx.history[ctx.range];
-    const to = Date.now() / 1000, common = { from: to - SPAN[ctx.range], to, interval, events: ctx.events };
+    const to = Date.now() / 1000, common = { from: to - span(), to, interval, events: ctx.events };
     const names = [...new Set(["baseline", ...ctx.methods, ...samples.flatMap((x) => Object.keys(x.policies))])];
     const points = (key) => samples.map((x) => [x.time + interval / 2, x[key]]);
     const legend = (items) => h("div", { class: "legend" }, items.map(([color, name]) =>

@@ -24,7 +24,7 @@ const WORDS = {
   // overview
   running: ["Running", "运行中"], waiting: ["Waiting", "等待中"], tokens_per_s: ["Output", "输出"], kv_used: ["KV cache used", "KV 缓存占用"],
   queue_wait_p95: ["Queue wait p95", "排队 p95"], requests_per_s: ["Arrivals", "到达率"],
-  requests: ["requests", "请求"], unit_requests_s: ["requests/s", "请求/秒"], unit_tokens_s: ["tokens/s", "token/秒"], blocks: ["{0} of {1} blocks", "{0} / {1} 块"],
+  requests: ["requests", "请求"], n_req: ["Requests", "请求数"], unit_requests_s: ["requests/s", "请求/秒"], unit_tokens_s: ["tokens/s", "token/秒"], blocks: ["{0} of {1} blocks", "{0} / {1} 块"],
   what_happened: ["What happened", "发生了什么"], nothing_happened: ["Nothing but the start.", "除启动外没有事件。"],
   range_30m: ["30 min", "30 分钟"], range_24h: ["24 h", "24 小时"], range: ["Range", "时间范围"],
   only_trouble: ["Warnings and errors", "警告与错误"], all_events: ["All", "全部"],

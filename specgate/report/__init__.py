@@ -1,0 +1,1 @@
+"""`specgate report`: what was spent and saved, from the decision log."""
