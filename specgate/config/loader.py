@@ -226,6 +226,8 @@ def _build_scalar(hint: Any, node: _Node, path: str, limits: Mapping[str, Any], 
         return faults.add(node.where, path, f"must be {_kind(hint)}")
     if typing.get_origin(hint) is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
         allowed = typing.get_args(hint) or [member.value for member in hint]
+        if value is False and "off" in allowed:  # YAML 1.1 reads a plain `off` so
+            value = "off"
         if value not in allowed:
             return faults.add(node.where, path, f"is {value!r}; allowed: {', '.join(map(str, allowed))}")
         return hint(value) if isinstance(hint, type) else value

@@ -115,6 +115,12 @@ def test_overrides_are_typed_and_name_themselves() -> None:
         assert any(message in fault for fault in faults(FAKE + "server: {port: 1}", override)), override
 
 
+def test_a_guard_may_be_switched_off_without_quotes() -> None:
+    """YAML reads a plain `off` as false."""
+    text = FAKE + "guards: {queue_wait: {mode: off}}"
+    assert parse_config(text, "c.yaml", ["guards.load.mode=off"]).guards.queue_wait.mode == "off"
+
+
 def test_the_schema_file_is_up_to_date_and_describes_every_field() -> None:
     schema = config_json_schema()
     stored = json.loads((CONFIGS / "schema.json").read_text(encoding="utf-8"))
