@@ -16,7 +16,7 @@ from specgate.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("specgate", "engine", "router_models")
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/production.md")
 MAX_LINES = 450
 IMPORT_NAMES = {"prometheus-client": "prometheus_client", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 
@@ -120,7 +120,7 @@ def test_documents_name_only_what_exists(name):
     code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
     assert set(re.findall(r"\bmake ([a-z-]+)", code)) <= make_targets()
     assert set(re.findall(r"\bspecgate ([a-z-]+)\b(?! ready)", code)) - {"ready"} <= commands()
-    for path in re.findall(r"`((?:specgate|engine|router_models|tests|configs|scripts)/[\w./-]*)`", text):
+    for path in re.findall(r"`((?:specgate|engine|router_models|tests|configs|scripts|deploy|docs)/[\w./-]*)`", text):
         assert (ROOT / path).exists(), f"{name} names {path}, which is not there"
 
 
