@@ -10,6 +10,7 @@ from engine.config import DraftModelConfig, EngineConfig
 from engine.engine import Engine
 from engine.errors import DrafterMismatch, ModelSourceError, RequestRefused
 from engine.grammar.compiler import GrammarCompiler
+from engine.models.draft_head import is_draft_head, load_draft_head
 from engine.models.interface import LanguageModel
 from engine.models.llama import Progress
 from engine.models.registry import load_model
@@ -17,6 +18,7 @@ from engine.models.source import resolve
 from engine.models.tokenizer import load_tokenizer
 from engine.spec.draft_model import DraftModelDrafter
 from engine.spec.drafter import Drafter
+from engine.spec.head_drafter import DraftHeadDrafter
 from engine.spec.imposed import ImposedDraftModel
 from engine.spec.ngram import NgramDrafter
 from engine.spec.planner import SpecPlanner
@@ -78,9 +80,11 @@ def build_drafters(
 
 def _build_draft_model(
     config: EngineConfig, draft: DraftModelConfig, target: LanguageModel, progress: Progress | None
-) -> DraftModelDrafter:
+) -> Drafter:
     if (draft.source is None) == (draft.layers_of_target is None):
         raise DrafterMismatch("the draft model needs exactly one of `source` and `layers_of_target`")
+    if draft.source is not None and is_draft_head(draft.source):
+        return _build_draft_head(config, draft, target)
     if draft.source is not None:
         model = load_model(draft.source, device=config.device, dtype=config.dtype, progress=progress)
         _check_tokens(draft.source, config.model)
@@ -102,6 +106,17 @@ def _build_draft_model(
             block_size=config.block_size,
         )
     return DraftModelDrafter(model, target.spec, draft, num_blocks=num_blocks, block_size=config.block_size)
+
+
+def _build_draft_head(
+    config: EngineConfig, draft: DraftModelConfig, target: LanguageModel
+) -> DraftHeadDrafter:
+    assert draft.source is not None
+    if config.imposed is not None:
+        raise DrafterMismatch("`imposed` is for a draft model, not for a draft head; set layers_of_target")
+    head = load_draft_head(draft.source, target)
+    num_blocks = draft.num_blocks or config.num_blocks
+    return DraftHeadDrafter(head, draft, num_blocks=num_blocks, block_size=config.block_size)
 
 
 def _check_tokens(draft: str, target: str) -> None:

@@ -26,6 +26,7 @@ class ModelRunner:
         self.device = target.device
         self.block_size = block_size
         self.cache = target.new_cache(num_blocks, block_size)
+        self.hidden: torch.Tensor | None = None  # [num_tokens, hidden] of the last forward
 
     @property
     def precision(self) -> str:
@@ -49,7 +50,7 @@ class ModelRunner:
         ]
         batch = build_batch(rows, self.block_size, self.device)
         with torch.inference_mode():
-            hidden = self.target.forward(batch, self.cache)
+            hidden = self.hidden = self.target.forward(batch, self.cache)
             logits = self.target.logits(hidden[batch.logits_rows])
             num_prompt_rows = self._add_prompt_logprobs(step, rows, hidden)
         if self.device.type == "cuda":

@@ -83,6 +83,7 @@ def declare_decoder(library: ctypes.CDLL) -> None:
         POINTER(Decoder),
         POINTER(RaggedBatch),
         c_void_p,
+        c_void_p,
         POINTER(KvLayer),
         c_int64,
         c_void_p,
@@ -140,9 +141,14 @@ class QuantLinear:
 
     def weight(self) -> torch.Tensor:
         """The weights as they are computed with, [out_features, in_features] float32."""
-        rows = torch.empty(self.struct.num_rows, self.struct.num_cols)
-        for row in range(self.struct.num_rows):
-            self._library.specgate_unpack_row(byref(self.struct), row, rows[row].data_ptr())
+        return self.rows(range(self.struct.num_rows))
+
+    def rows(self, indices: Sequence[int]) -> torch.Tensor:
+        """Some of the weights' rows, [len(indices), in_features] float32."""
+        rows = torch.empty(len(indices), self.struct.num_cols)
+        address, stride, matrix = rows.data_ptr(), self.struct.num_cols * rows.element_size(), byref(self.struct)
+        for place, row in enumerate(indices):
+            self._library.specgate_unpack_row(matrix, row, address + place * stride)
         return rows
 
 
@@ -210,10 +216,15 @@ class NativeDecoder:
         )
 
     def __call__(
-        self, batch: ForwardBatch, key_cache: torch.Tensor, value_cache: torch.Tensor
+        self,
+        batch: ForwardBatch,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        inputs: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states after the final norm, [num_tokens, hidden] float32; writes the new K and V.
 
+        inputs: [num_tokens, hidden] float32 in place of the tokens' embeddings.
         key_cache, value_cache: [num_layers, num_blocks, num_kv_heads, block_size, head_dim].
         """
         out = torch.empty(batch.token_ids.shape[0], self._hidden)
@@ -221,10 +232,13 @@ class NativeDecoder:
             return out
         ragged, _held = describe_batch(batch)
         token_ids = batch.token_ids.contiguous()
+        if inputs is not None:
+            inputs = inputs.to(torch.float32).contiguous()
         failed = self._library.specgate_decoder_forward(
             byref(self._struct),
             byref(ragged),
             token_ids.data_ptr(),
+            None if inputs is None else inputs.data_ptr(),
             byref(kv_layer(key_cache[0], value_cache[0])),
             key_cache.stride(0) * key_cache.element_size(),
             out.data_ptr(),

@@ -8,7 +8,9 @@ import torch
 
 from engine.batch import ForwardBatch
 from engine.kv.paged_cache import PagedCache
+from engine.layers.linear import Projection
 from engine.models.spec import ModelSpec
+from engine.models.weights import WeightSource
 
 
 class LanguageModel(Protocol):
@@ -48,8 +50,13 @@ class LanguageModel(Protocol):
         """An empty KV cache that fits this model."""
         ...
 
-    def forward(self, batch: ForwardBatch, cache: PagedCache) -> torch.Tensor:
-        """Hidden states after the final norm, [num_tokens, hidden]; writes the new keys and values."""
+    def forward(
+        self, batch: ForwardBatch, cache: PagedCache, inputs: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Hidden states after the final norm, [num_tokens, hidden]; writes the new keys and values.
+
+        inputs: [num_tokens, hidden], what the first layer gets in place of the tokens' embeddings.
+        """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -58,4 +65,18 @@ class LanguageModel(Protocol):
 
     def first_layers(self, num_layers: int) -> LanguageModel:
         """A model of the first `num_layers` layers that shares all weights."""
+        ...
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[num_tokens] int64 -> the tokens' embeddings, [num_tokens, hidden]."""
+        ...
+
+    def with_layers(
+        self, spec: ModelSpec, source: WeightSource, head_token_ids: torch.Tensor
+    ) -> tuple[LanguageModel, Projection]:
+        """A draft head's parts in this model's number format: its decoder and its `fc`.
+
+        The decoder has the layers and norm of `source`, this model's embedding and, of this model's
+        head, the rows `head_token_ids`. Raises ModelSourceError where the weights do not fit `spec`.
+        """
         ...

@@ -23,7 +23,16 @@ from engine.layers.linear import Linear, Projection
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import Rotary
 from engine.models.spec import ModelSpec
-from engine.models.weights import EMBEDDING, FINAL_NORM, HEAD, CheckedWeights, WeightSource, layer_prefix
+from engine.models.weights import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    HEAD_INPUT,
+    CheckedWeights,
+    WeightSource,
+    head_shapes,
+    layer_prefix,
+)
 
 Progress = Callable[[str, float], None]
 
@@ -63,13 +72,16 @@ class CausalLM:
         norm: RMSNorm,
         head: Projection,
         is_shared: bool = False,
+        is_beside: bool = False,
     ) -> None:
+        """`is_shared`: all weights are another model's; `is_beside`: only the embedding is."""
         self.spec = spec
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.head = head
         self._is_shared = is_shared
+        self._is_beside = is_beside
         self._rotary = Rotary(spec.rope, spec.head_dim, embedding.device)
         self._scale = spec.head_dim**-0.5
 
@@ -98,6 +110,8 @@ class CausalLM:
         """Weight memory held by this model alone, in bytes."""
         if self._is_shared:
             return 0
+        if self._is_beside:
+            return self.head.num_bytes + sum(layer.num_bytes for layer in self.layers) + self.norm.num_bytes
         tables = self.embedding.nbytes + (0 if self.spec.is_tied else self.head.num_bytes)
         return tables + sum(layer.num_bytes for layer in self.layers) + self.norm.num_bytes
 
@@ -114,13 +128,15 @@ class CausalLM:
             device=self.device,
         )
 
-    def forward(self, batch: ForwardBatch, cache: PagedCache) -> torch.Tensor:
+    def forward(
+        self, batch: ForwardBatch, cache: PagedCache, inputs: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Hidden states after the final norm, [num_tokens, hidden].
 
         Writes the new tokens' keys and values to `batch.slots` of every layer, then attends
-        through the block tables.
+        through the block tables. `inputs` stands in for the tokens' embeddings.
         """
-        x = F.embedding(batch.token_ids, self.embedding)
+        x = self.embed(batch.token_ids) if inputs is None else inputs
         angles = self._rotary.angles(batch.positions)
         for index, layer in enumerate(self.layers):
             kv = cache.key[index], cache.value[index]
@@ -147,6 +163,27 @@ class CausalLM:
             head=self.head,
             is_shared=True,
         )
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[num_tokens] int64 -> the tokens' embeddings, [num_tokens, hidden]."""
+        return F.embedding(token_ids, self.embedding)
+
+    def with_layers(
+        self, spec: ModelSpec, source: WeightSource, head_token_ids: torch.Tensor
+    ) -> tuple[CausalLM, Projection]:
+        """See `LanguageModel.with_layers`."""
+        shapes = head_shapes(spec)
+        weights = CheckedWeights(spec, source, device=self.device, dtype=self.dtype, shapes=shapes)
+        assert isinstance(self.head, Linear)
+        decoder = CausalLM(
+            spec,
+            embedding=self.embedding,
+            layers=tuple(_load_layer(spec, weights, layer_prefix(i)) for i in range(spec.num_layers)),
+            norm=RMSNorm(weights.load(FINAL_NORM), spec.rms_norm_eps),
+            head=Linear(self.head.weight[head_token_ids.to(self.device)].clone()),
+            is_beside=True,
+        )
+        return decoder, Linear(weights.load(HEAD_INPUT))
 
     def _attend(
         self,

@@ -19,7 +19,16 @@ from engine.kv.paged_cache import PagedCache
 from engine.layers.rotary import rotary_frequencies
 from engine.models.llama import Progress
 from engine.models.spec import ModelSpec
-from engine.models.weights import EMBEDDING, FINAL_NORM, HEAD, CheckedWeights, WeightSource, layer_prefix
+from engine.models.weights import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    HEAD_INPUT,
+    CheckedWeights,
+    WeightSource,
+    head_shapes,
+    layer_prefix,
+)
 
 
 class QuantisedLM:
@@ -37,13 +46,16 @@ class QuantisedLM:
         norm: torch.Tensor,  # [hidden] float32
         head: QuantLinear,
         is_shared: bool = False,
+        is_beside: bool = False,
     ) -> None:
+        """`is_shared`: all weights are another model's; `is_beside`: only the embedding is."""
         self.spec = spec
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.head = head
         self._is_shared = is_shared
+        self._is_beside = is_beside
         self._decoder = NativeDecoder(
             library=_library(),
             sizes=DecoderSizes(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rms_norm_eps),
@@ -58,6 +70,8 @@ class QuantisedLM:
         """Weight memory held by this model alone, in bytes."""
         if self._is_shared:
             return 0
+        if self._is_beside:
+            return self.head.num_bytes + sum(layer.num_bytes for layer in self.layers) + int(self.norm.nbytes)
         tables = self.embedding.num_bytes + (0 if self.spec.is_tied else self.head.num_bytes)
         return tables + sum(layer.num_bytes for layer in self.layers) + self.norm.nbytes
 
@@ -85,9 +99,14 @@ class QuantisedLM:
             device=self.device,
         )
 
-    def forward(self, batch: ForwardBatch, cache: PagedCache) -> torch.Tensor:
-        """Hidden states after the final norm, [num_tokens, hidden] float32; writes the new K and V."""
-        return self._decoder(batch, cache.key, cache.value)
+    def forward(
+        self, batch: ForwardBatch, cache: PagedCache, inputs: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Hidden states after the final norm, [num_tokens, hidden] float32; writes the new K and V.
+
+        `inputs` stands in for the tokens' embeddings.
+        """
+        return self._decoder(batch, cache.key, cache.value, inputs)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result, [rows, hidden] -> [rows, vocab] float32."""
@@ -105,6 +124,26 @@ class QuantisedLM:
             head=self.head,
             is_shared=True,
         )
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[num_tokens] int64 -> the tokens' embeddings, [num_tokens, hidden] float32."""
+        return self.embedding.rows(token_ids.tolist())
+
+    def with_layers(
+        self, spec: ModelSpec, source: WeightSource, head_token_ids: torch.Tensor
+    ) -> tuple[QuantisedLM, QuantLinear]:
+        """See `LanguageModel.with_layers`."""
+        library, shapes = _library(), head_shapes(spec)
+        weights = CheckedWeights(spec, source, device=self.device, dtype=torch.float32, shapes=shapes)
+        decoder = QuantisedLM(
+            spec,
+            embedding=self.embedding,
+            layers=tuple(_load_layer(spec, weights, layer_prefix(i)) for i in range(spec.num_layers)),
+            norm=weights.load(FINAL_NORM),
+            head=QuantLinear(library, self.head.rows(head_token_ids.tolist())),
+            is_beside=True,
+        )
+        return decoder, QuantLinear(library, weights.load(HEAD_INPUT))
 
 
 def build_quantised(

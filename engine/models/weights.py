@@ -17,6 +17,7 @@ from engine.models.spec import ModelSpec
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+HEAD_INPUT = "fc.weight"  # of a draft head: [embedding; hidden state] -> what its first layer gets
 
 
 def layer_prefix(layer: int) -> str:
@@ -64,6 +65,15 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def head_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Shapes of every tensor of a draft head, by name: no tables, they are the target's."""
+    shapes: dict[str, tuple[int, ...]] = {HEAD_INPUT: (spec.hidden_size, 2 * spec.hidden_size)}
+    for layer in range(spec.num_layers):
+        shapes.update({layer_prefix(layer) + name: shape for name, shape in layer_shapes(spec).items()})
+    shapes[FINAL_NORM] = (spec.hidden_size,)
+    return shapes
+
+
 class WeightSource(Protocol):
     """Where tensors come from."""
 
@@ -99,9 +109,16 @@ class CheckedWeights:
     """
 
     def __init__(
-        self, spec: ModelSpec, source: WeightSource, *, device: torch.device, dtype: torch.dtype
+        self,
+        spec: ModelSpec,
+        source: WeightSource,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
-        self._shapes = tensor_shapes(spec)
+        """`shapes`: what must be there, by name; None: a whole model."""
+        self._shapes = tensor_shapes(spec) if shapes is None else dict(shapes)
         self._source = source
         self._device = device
         self._dtype = dtype

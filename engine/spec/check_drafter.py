@@ -9,13 +9,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
+from engine.hidden_tail import HiddenTail
 from engine.spec.drafter import DraftContext, Drafter
 from engine.spec.faults import find_faults
 from engine.spec.randomness import RandomKey
 from engine.spec.tree import DraftTree
+
+HiddenStates = Callable[[Sequence[int]], torch.Tensor]
+"""A target's last hidden states over a text, [num_tokens, hidden]."""
 
 _NUM_STEPS = 10
 _PROBS_TOLERANCE = 1e-4  # a warm cache may compute in other pieces than a cold one
@@ -31,6 +36,7 @@ class _Played:
     key: RandomKey
     salt: str = ""
     tokens: list[int] = field(default_factory=list)
+    hidden: HiddenStates | None = None
 
 
 def check_drafter(
@@ -38,34 +44,47 @@ def check_drafter(
     vocab_size: int,
     *,
     held: Callable[[Drafter], int] | None = None,
+    hidden: HiddenStates | None = None,
     seed: int = 0,
 ) -> list[str]:
     """Every breach of the contract found, in words; an empty list for a good drafter.
 
     `held` measures what a drafter holds for its sequences (entries, blocks); after `end` it must
-    be what it was at first. Checked: never more than `max_draft_tokens` nodes; well-formed trees
+    be what it was at first. `hidden` gives a target's hidden states over a text, for a drafter that
+    reads them. Checked: never more than `max_draft_tokens` nodes; well-formed trees
     of valid token ids and distributions; contexts not mutated; empty context, empty tree; same
     seed, same tree, also after `end` and a new `begin`; `end` frees all and ignores unknown ids.
     """
     faults: list[str] = []
     drafter = make_drafter()
     before = held(drafter) if held else 0
-    first = _play(drafter, "salt 1", vocab_size, seed, faults)
+    play = partial(_play, vocab_size=vocab_size, hidden=hidden, seed=seed, faults=faults)
+    first = play(drafter, "salt 1")
     if held and held(drafter) != before:
         faults.append(f"after `end` of all sequences {held(drafter)} things are held, {before} at first")
     # Another salt: what a drafter may share between equal prefixes would make it faster, not other.
-    again = _play(drafter, "salt 2", vocab_size, seed, faults)
+    again = play(drafter, "salt 2")
     faults += _differences(first, again, "the same drafter after `end`")
-    again = _play(make_drafter(), "salt 1", vocab_size, seed, faults)
+    again = play(make_drafter(), "salt 1")
     faults += _differences(first, again, "a new drafter")
     _check_empty(make_drafter(), faults)
     return list(dict.fromkeys(faults))
 
 
-def _play(drafter: Drafter, salt: str, vocab_size: int, seed: int, faults: list[str]) -> list[DraftTree]:
+def _play(
+    drafter: Drafter,
+    salt: str,
+    *,
+    vocab_size: int,
+    hidden: HiddenStates | None,
+    seed: int,
+    faults: list[str],
+) -> list[DraftTree]:
     """All trees of one fixed course of events. What is accepted depends on `seed` only."""
     dice = random.Random(seed)
     cast = _cast(dice, salt, vocab_size)
+    for seq in cast:
+        seq.hidden = hidden
     for seq in cast:
         drafter.begin(seq.seq_id, tuple(seq.prompt))
     trees: list[DraftTree] = []
@@ -131,15 +150,20 @@ def _propose(
 
 
 def _context(seq: _Played, max_draft_tokens: int) -> DraftContext:
+    tail = None
+    if seq.hidden is not None and len(seq.tokens) > 1:
+        tail = HiddenTail(len(seq.tokens))
+        tail.append(0, seq.hidden(seq.tokens[:-1]))
     return DraftContext(
         seq_id=seq.seq_id,
         token_ids=seq.tokens,
         prompt_length=len(seq.prompt),
         max_draft_tokens=max_draft_tokens,
         temperature=seq.temperature,
-        last_hidden=None,
+        last_hidden=None if tail is None else tail.newest,
         generator=seq.key,
         cache_salt=seq.salt,
+        hidden=tail,
     )
 
 

@@ -16,6 +16,7 @@ from engine.spec.tree import DraftTree
 if TYPE_CHECKING:
     import torch
 
+    from engine.hidden_tail import HiddenTail
     from engine.spec.randomness import RandomKey
 
 
@@ -37,6 +38,7 @@ class DraftContext:
     generator: RandomKey
     cache_salt: str | None = None  # drafters share caches only between equal salts; None: never
     label: str = ""  # the request's: what past outputs are kept apart by, within a salt
+    hidden: HiddenTail | None = None  # the target's last hidden states, for drafters that are `ReadsHidden`
 
 
 class Drafter(Protocol):
@@ -79,6 +81,16 @@ class Drafter(Protocol):
 
         A drafter with a cache of its own adds how many context tokens it had to read up on.
         """
+        ...
+
+
+@runtime_checkable
+class ReadsHidden(Protocol):
+    """A drafter that wants `DraftContext.hidden`."""
+
+    @property
+    def num_hidden_rows(self) -> int:
+        """How many of the newest tokens' hidden states the engine must keep for each sequence."""
         ...
 
 

@@ -22,6 +22,7 @@ from engine.spec.ngram import NgramDrafter
 from engine.spec.planner import FollowAssignment, SpecPlanner
 from engine.spec.stub import StubDrafter, known_continuations
 from engine.spec.suffix import SuffixDrafter
+from tests.engine.heads import head_drafter
 from engine.types import (
     EngineRequest,
     FinishReason,
@@ -173,6 +174,7 @@ def all_drafters(
         SuffixDrafter(),
         DraftModelDrafter(model.first_layers(1), spec, config, **sizes),
         DraftModelDrafter(other, spec, config, **sizes, name="draft_other"),
+        head_drafter(model, name="draft_head"),
     ]
     return {drafter.name: drafter for drafter in drafters}
 
@@ -188,4 +190,5 @@ POLICIES = (
     "suffix",
     "draft",
     "draft_other",
+    "draft_head",
 )

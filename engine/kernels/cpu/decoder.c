@@ -7,6 +7,7 @@
 #include "decoder.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "vec.h"
 
@@ -77,9 +78,12 @@ static void place_token(const state *s, const decoder_layer *layer, const kv_lay
     write_kv_token(&key, &value, cache, s->batch, t);
 }
 
-static void start_token(const state *s, const int64_t *token_ids, int64_t t) {
-    const int64_t half = s->d->head_dim / 2;
-    specgate_unpack_row(&s->d->embedding, token_ids[t], s->x + t * s->d->hidden);
+static void start_token(const state *s, const int64_t *token_ids, const float *inputs, int64_t t) {
+    const int64_t half = s->d->head_dim / 2, hidden = s->d->hidden;
+    if (inputs != NULL)
+        memcpy(s->x + t * hidden, inputs + t * hidden, (size_t)hidden * sizeof(float));
+    else
+        specgate_unpack_row(&s->d->embedding, token_ids[t], s->x + t * hidden);
     for (int64_t i = 0; i < half; i++) {
         const float angle = (float)s->batch->positions[t] * s->d->frequencies[i];
         s->cosines[t * half + i] = cosf(angle);
@@ -212,7 +216,8 @@ static int64_t products_per_layer(const decoder *d, int64_t num_tokens) {
 }
 
 int64_t specgate_decoder_forward(const decoder *d, const ragged_batch *batch, const int64_t *token_ids,
-                                 const kv_layer *cache, int64_t layer_bytes, float *hidden, int64_t num_threads) {
+                                 const float *inputs, const kv_layer *cache, int64_t layer_bytes, float *hidden,
+                                 int64_t num_threads) {
     state s = {.d = d, .batch = batch};
     attention_plan plan;
     team threads = {0};
@@ -228,7 +233,7 @@ int64_t specgate_decoder_forward(const decoder *d, const ragged_batch *batch, co
     {
         const worker w = join_team(&threads);
         const int64_t first = first_row(&w, batch->num_tokens), last = last_row(&w, batch->num_tokens);
-        for (int64_t t = first; t < last; t++) start_token(&s, token_ids, t);
+        for (int64_t t = first; t < last; t++) start_token(&s, token_ids, inputs, t);
         for (int64_t l = 0; l < d->num_layers; l++) {
             kv_layer layer_cache = *cache;
             layer_cache.key = (char *)cache->key + l * layer_bytes;

@@ -34,9 +34,11 @@ typedef struct {
     double eps;
 } decoder;
 
-/* hidden: [num_tokens, hidden] after the final norm. `cache` is layer 0's; layer l lies
+/* hidden: [num_tokens, hidden] after the final norm. The first layer's input is the tokens' embedding,
+ * or `inputs` [num_tokens, hidden] where that is not NULL. `cache` is layer 0's; layer l lies
  * l * layer_bytes further on. Returns 0, or -1 when memory ran out. */
 int64_t specgate_decoder_forward(const decoder *d, const ragged_batch *batch, const int64_t *token_ids,
-                                 const kv_layer *cache, int64_t layer_bytes, float *hidden, int64_t num_threads);
+                                 const float *inputs, const kv_layer *cache, int64_t layer_bytes, float *hidden,
+                                 int64_t num_threads);
 
 #endif
