@@ -5,10 +5,11 @@ What schemas may say is the grammar library's business; the engine's refusal nam
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from specgate.api.jsoncheck import shown
 from specgate.errors import BadRequest, UnsupportedParameter
@@ -41,7 +42,7 @@ def response_format_of(fields: _Fields, max_bytes: int) -> dict[str, Any] | None
     _check_flag(wanted.get("strict"), f"{at}.strict")
     if wanted.get("schema") is not None:
         schema = _object(wanted["schema"], f"{at}.schema")
-        _check_size(len(json.dumps(schema)), max_bytes, f"{at}.schema")
+        _check_size(schema, max_bytes, f"{at}.schema")
     return value
 
 
@@ -68,7 +69,7 @@ def tools_of(fields: _Fields, max_bytes: int) -> tuple[dict[str, Any], ...]:
         if parameters and parameters.get("type", "object") != "object":
             where = f"{at}.function.parameters.type"
             raise BadRequest(f"'{where}' is {shown(parameters['type'])}; it must be 'object'.", where)
-    _check_size(len(json.dumps(tools)), max_bytes, "tools")
+    _check_size(tools, max_bytes, "tools")
     return tools
 
 
@@ -144,6 +145,7 @@ def _check_flag(value: Any, at: str) -> None:
         raise BadRequest(f"'{at}' is {shown(value)}; it must be true or false.", at)
 
 
-def _check_size(size: int, most: int, at: str) -> None:
+def _check_size(value: Any, most: int, at: str) -> None:
+    size = len(msgspec.json.encode(value))
     if size > most:
         raise BadRequest(f"'{at}' takes {size} bytes as JSON; at most {most} are allowed.", at)

@@ -14,7 +14,7 @@ import re
 from specgate.backends.embedded.tool_format import ToolFormat
 from specgate.types import ToolCallDelta
 
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:')
 
 
 class ToolReader:
@@ -77,6 +77,8 @@ class ToolReader:
                 self._arguments = _JsonEnd()
                 pieces.append(ToolCallDelta(self.num_calls, self._id(), json.loads(head[1])))
                 self.num_calls += 1
+            if not self._arguments.is_begun:
+                self._held = self._held.lstrip()
             num_taken = self._arguments.read(self._held)
             if num_taken:
                 pieces.append(ToolCallDelta(self.num_calls - 1, arguments=self._held[:num_taken]))
@@ -99,10 +101,12 @@ class _JsonEnd:
         self._depth = 0
         self._is_string = False
         self._is_escaped = False
+        self.is_begun = False
         self.is_over = False
 
     def read(self, text: str) -> int:
         """How many characters of `text` belong to the value."""
+        self.is_begun = self.is_begun or bool(text)
         for place, char in enumerate(text):
             if self._is_string:
                 if self._is_escaped:
