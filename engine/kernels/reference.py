@@ -5,6 +5,8 @@ Every faster implementation in this package must agree with these functions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -112,13 +114,14 @@ def rotate_and_write(
     eps: float,
     cache: tuple[torch.Tensor, torch.Tensor],
     slots: torch.Tensor,
+    write: Callable[..., None] = write_kv,
 ) -> torch.Tensor:
     """Norm and rotate the query and key heads of a fused product, write keys and values.
 
     heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim] (query, key, value); angles:
     cosines and signed sines, each [num_tokens, 1, head_dim] float32 (see `engine.layers.rotary`);
     norms: query's and key's weights [head_dim], or None; cache and slots as for `write_kv`.
-    Returns the queries, [num_tokens, num_heads, head_dim].
+    Returns the queries, [num_tokens, num_heads, head_dim]; `write` does the writing.
     """
     num_kv_heads, head_dim = cache[0].shape[1], heads.shape[2]
     num_rotated = heads.shape[1] - num_kv_heads
@@ -131,7 +134,7 @@ def rotate_and_write(
     cos, signed_sin = angles
     rolled = rotated.roll(head_dim // 2, dims=-1)
     rotated = torch.addcmul(rotated * cos, rolled, signed_sin).to(heads.dtype)
-    write_kv(rotated[:, num_heads:], value, *cache, slots)
+    write(rotated[:, num_heads:], value, *cache, slots)
     return rotated[:, :num_heads]
 
 

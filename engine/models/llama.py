@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.batch import ForwardBatch
-from engine.kernels import kernels_in_use, paged_attention, write_kv
+from engine.kernels import kernels_in_use, paged_attention, rotate_and_write, silu_mul
 from engine.kv.paged_cache import PagedCache
 from engine.layers.linear import Linear, Projection
 from engine.layers.norm import RMSNorm
@@ -136,15 +136,16 @@ class CausalLM:
         Writes the new tokens' keys and values to `batch.slots` of every layer, then attends
         through the block tables. `inputs` stands in for the tokens' embeddings.
         """
-        x = self.embed(batch.token_ids) if inputs is None else inputs
+        x = self.embed(batch.token_ids) if inputs is None else inputs.clone()  # x is added to in place
         angles = self._rotary.angles(batch.positions)
+        delta: torch.Tensor | None = None  # what the residual stream has yet to be given
         for index, layer in enumerate(self.layers):
             kv = cache.key[index], cache.value[index]
-            attended = self._attend(layer, layer.attention_norm(x), angles, batch, kv)
-            x = x + layer.output(attended)
-            gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate) * up)
-        hidden: torch.Tensor = self.norm(x)
+            x, normed = layer.attention_norm.after_adding(x, delta)
+            attended = self._attend(layer, normed, angles, batch, kv)
+            x, normed = layer.mlp_norm.after_adding(x, layer.output(attended))
+            delta = layer.down(silu_mul(layer.gate_up(normed)))
+        hidden = self.norm.after_adding(x, delta)[1]
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -195,14 +196,8 @@ class CausalLM:
     ) -> torch.Tensor:
         num_q, num_kv = self.spec.num_heads, self.spec.num_kv_heads
         heads = layer.qkv(x).view(-1, num_q + 2 * num_kv, self.spec.head_dim)  # [T, H + 2 Hkv, D]
-        query_key, value = heads[:, : num_q + num_kv], heads[:, num_q + num_kv :]
-        if layer.qk_norms is not None:
-            query_norm, key_norm = layer.qk_norms
-            query, key = query_key[:, :num_q], query_key[:, num_q:]
-            query_key = torch.cat((query_norm(query), key_norm(key)), dim=1)
-        query_key = self._rotary.rotate(query_key, angles)
-        query, key = query_key[:, :num_q], query_key[:, num_q:]
-        write_kv(key, value, *kv, batch.slots)
+        norms = None if layer.qk_norms is None else (layer.qk_norms[0].weight, layer.qk_norms[1].weight)
+        query = rotate_and_write(heads, angles, norms, self.spec.rms_norm_eps, kv, batch.slots)
         attended = paged_attention(query, *kv, batch, self._scale)
         return attended.flatten(1)  # [T, H * D]
 

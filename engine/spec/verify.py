@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.errors import InvalidLogits
+from engine.kernels import fused_verify
 from engine.sampling import SamplingState, argmax_rows, choose, token_logprobs
 from engine.spec.rejection import verify_block, verify_ratio
 from engine.spec.tree import ROOT, DraftTree
@@ -69,7 +70,7 @@ def verify(
             f"verify needs {expected} rows of logits, a root and nodes each, not {len(target_logits)}"
         )
     by_rule: dict[AcceptRule, list[Walk]] = {rule: [] for rule in AcceptRule}
-    for walk in walks:
+    for walk in _decide_on_device(walks, target_logits):
         by_rule[accept_rule(walk.tree, walk.state)].append(walk)
     try:
         _follow_choices(by_rule[AcceptRule.KEYED], target_logits)
@@ -82,6 +83,24 @@ def verify(
         accepted_nodes=tuple(tuple(walk.nodes) for walk in walks),
         logprobs=_logprobs(walks, target_logits),
     )
+
+
+def _decide_on_device(walks: list[Walk], logits: torch.Tensor) -> list[Walk]:
+    """Let the device's fused kernels decide what they can; the walks that are left for torch."""
+    decide = fused_verify(logits.device)
+    if decide is None or logits.dtype != torch.float32:
+        return walks
+    fit = [walk for walk in walks if walk.state.grammar is None]  # masks of grammars are made on the host
+    if len(fit) < len(walks):
+        rows = [row for walk in fit for row in range(walk.root_row, walk.root_row + 1 + len(walk.tree))]
+        logits = logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)]
+    try:
+        decide(fit, [accept_rule(walk.tree, walk.state) for walk in fit], logits)
+    except InvalidLogits as fault:
+        index = fault.sequence_index
+        culprit = None if index is None else next(i for i, walk in enumerate(walks) if walk is fit[index])
+        raise InvalidLogits(str(fault), culprit) from fault
+    return [walk for walk in walks if walk.state.grammar is not None]
 
 
 def _culprit(walks: Sequence[Walk], logits: torch.Tensor) -> int | None:

@@ -51,7 +51,7 @@ def _dot(a, b, total, PRECISION: tl.constexpr, IS_INTERPRETED: tl.constexpr):
     return tl.dot(a, b, total, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["num_sequences", "split_tokens", "stride_table"])
+@triton.jit(do_not_specialize=["num_sequences", "num_tokens", "split_tokens", "stride_table"])
 def attention_kernel(
     out_ptr,  # [tokens, heads, HEAD_DIM]
     part_ptr,  # [tokens, heads, NUM_SPLITS, HEAD_DIM] float32, where NUM_SPLITS > 1
@@ -166,7 +166,7 @@ def attention_kernel(
         tl.store(stat_ptr + num_stats + place, total, mask=is_row)
 
 
-@triton.jit(do_not_specialize=["num_sequences", "split_tokens"])
+@triton.jit(do_not_specialize=["num_sequences", "num_tokens", "split_tokens"])
 def join_kernel(
     out_ptr,
     part_ptr,

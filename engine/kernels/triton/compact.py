@@ -9,7 +9,7 @@ import triton.language as tl
 from engine.kernels.triton.launch import power_of_2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_moves"])
 def compact_kernel(
     key_ptr,  # [layers, blocks, kv heads, block size, HEAD_DIM]
     value_ptr,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 import triton
@@ -25,11 +23,3 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def upload_ints(columns: Sequence[Sequence[int]], device: torch.device) -> list[torch.Tensor]:
-    """Several int32 vectors in one transfer; views of one buffer."""
-    lengths = [len(column) for column in columns]
-    flat = np.fromiter((value for column in columns for value in column), dtype=np.int64, count=sum(lengths))
-    # Seeds and salts are words without sign; int32 keeps their bits.
-    return list(upload(flat.astype(np.uint32).view(np.int32), device).split(lengths))
