@@ -16,7 +16,7 @@ from specgate.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("specgate", "engine", "router_models")
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/production.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "README.zh-CN.md", "docs/production.md")
 MAX_LINES = 450
 IMPORT_NAMES = {"prometheus-client": "prometheus_client", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 
@@ -120,7 +120,9 @@ def test_documents_name_only_what_exists(name):
     code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
     assert set(re.findall(r"\bmake ([a-z-]+)", code)) <= make_targets()
     assert set(re.findall(r"\bspecgate ([a-z-]+)\b(?! ready)", code)) - {"ready"} <= commands()
-    for path in re.findall(r"`((?:specgate|engine|router_models|tests|configs|scripts|deploy|docs)/[\w./-]*)`", text):
+    for path in re.findall(
+        r"`((?:specgate|engine|router_models|tests|configs|scripts|deploy|docs)/[\w./-]*)`", text
+    ):
         assert (ROOT / path).exists(), f"{name} names {path}, which is not there"
 
 
@@ -132,3 +134,15 @@ def test_readme_shows_the_two_commands():
 
 def test_changelog_knows_this_version():
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_chinese_readme_is_in_step_with_the_english_one():
+    """Commands, code and printed output are the same text; so are the files that are named."""
+    english = (ROOT / "README.md").read_text(encoding="utf-8")
+    chinese = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
+    blocks = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+    assert blocks.findall(chinese) == blocks.findall(english), "copy the changed block over"
+    headings = re.compile(r"^##? ", re.MULTILINE)
+    assert len(headings.findall(blocks.sub("", chinese))) == len(headings.findall(blocks.sub("", english)))
+    paths = re.compile(r"`((?:specgate|engine|router_models|tests|configs|scripts|deploy|docs)/[\w./-]*)`")
+    assert set(paths.findall(english)) == set(paths.findall(chinese))
