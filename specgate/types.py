@@ -92,6 +92,7 @@ class PreparedPrompt:
     text: str  # after the chat template; never logged
     num_guessed: int | None = None  # tokens, where only other servers can count them
     grammar: GrammarSpec | None = None  # what the answer must look like
+    first_token: str = ""  # its text; not part of `text` where encoding put it there (a bos token)
 
     @property
     def num_tokens(self) -> int:

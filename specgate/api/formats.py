@@ -142,23 +142,24 @@ class CompletionsFormat:
         for entry in entries:
             offsets.append(self._offsets[index])
             if entry is None:
-                token = self._first_token(index, entries)
+                token, num_chars = self._first_token(index, entries)
                 values.append(None)
                 tops.append(None)
             else:
-                token = entry.token
+                token, num_chars = entry.token, len(entry.token)
                 values.append(_finite(entry.logprob))
                 tops.append({t: _finite(v) for t, _, v, _ in entry.top} | {token: _finite(entry.logprob)})
             tokens.append(token)
-            self._offsets[index] += len(token)
+            self._offsets[index] += num_chars
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
-    def _first_token(self, index: int, entries: Sequence[DeltaLogprob | None]) -> str:
-        """The prompt's first token, which has no logprob and therefore no entry: what the entries
-        after it leave of the prompt's text."""
+    def _first_token(self, index: int, entries: Sequence[DeltaLogprob | None]) -> tuple[str, int]:
+        """The prompt's first token, which has no logprob and therefore no entry, and how much of the
+        prompt's text it is: what the entries after it leave (nothing, for a bos token)."""
         prompt = self._generation.prompt_of(index).prepared
         rest = "".join(e.token for e in entries[1 : len(prompt.token_ids)] if e is not None)
-        return prompt.text.removesuffix(rest) if rest else prompt.text
+        is_whole = prompt.text.endswith(rest)  # not if a character is split between tokens
+        return prompt.first_token, len(prompt.text) - len(rest) if is_whole else len(prompt.first_token)
 
 
 class _Pieces:

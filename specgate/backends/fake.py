@@ -94,7 +94,7 @@ class FakeBackend:
             raise ContextTooLong(
                 f"{param!r} has {len(text)} tokens; the context is {self._card.max_model_len}.", param
             )
-        return PreparedPrompt(tuple(map(ord, text)), text)
+        return PreparedPrompt(tuple(map(ord, text)), text, first_token=text[0])
 
     async def generate(
         self,

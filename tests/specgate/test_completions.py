@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any, cast
 
 import openai
+import pytest
 
+from engine.types import SamplingParams
+from specgate.api.formats import CompletionsFormat
+from specgate.clock import SystemClock
+from specgate.generation import Generation, Prompt, Times
+from specgate.types import Delta, DeltaLogprob, GenerationRequest, PreparedPrompt
 from tests.specgate.gateway import MODEL, TEXT, events, running, streamed_text
 
 
@@ -49,6 +56,34 @@ async def test_legacy_logprobs_with_echo_are_aligned_whole_and_streamed() -> Non
         parts = [c["logprobs"] for p in payloads[:-1] for c in p["choices"]]
         for name in ("tokens", "token_logprobs", "text_offset"):
             assert [v for part in parts for v in part[name]] == logprobs[name]
+
+
+@pytest.mark.parametrize(
+    ("first", "rest", "offsets"),
+    [("a", ["b", "c"], [0, 1, 2, 3]), ("<s>", ["a", "b", "c"], [0, 0, 1, 2, 3]), ("<s>", ["\ufffd"], [0, 3, 4])],
+)  # fmt: skip
+def test_the_prompts_first_token_is_named_also_where_it_is_no_text(
+    first: str, rest: list[str], offsets: list[int]
+) -> None:
+    """A bos token put there by the encoding takes no place in the text."""
+    request = GenerationRequest(
+        "id", "completions", "m", SamplingParams(num_logprobs=0, has_prompt_logprobs=True), prompt="abc",
+        has_echo=True,
+    )  # fmt: skip
+    prepared = PreparedPrompt(tuple(range(1 + len(rest))), "abc", first_token=first)
+    clock = SystemClock()
+    generation = Generation(
+        request, cast(Any, None), [Prompt(request, prepared, 1)], cast(Any, None), Times(0, 0, 0), clock
+    )
+    shape = CompletionsFormat(generation)
+    entries = [DeltaLogprob(token, 1, -1.0, token.encode()) for token in [*rest, "!"]]
+    prompt_entries = (None, *entries[:-1])
+    shape.add(0, Delta("!", 1, logprobs=(entries[-1],), prompt_logprobs=prompt_entries, finish_reason="length"))
+    (choice,) = shape.choices()
+    assert choice["text"] == "abc!"
+    assert choice["logprobs"]["tokens"] == [first, *rest, "!"]
+    assert choice["logprobs"]["text_offset"] == offsets
+    assert choice["logprobs"]["token_logprobs"][0] is None
 
 
 async def test_no_tokens_but_echo_and_logprobs_score_the_prompt() -> None:

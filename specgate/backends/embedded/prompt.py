@@ -75,7 +75,8 @@ class PromptEncoder:
                 " least one is needed for the answer",
                 param,
             )
-        return PreparedPrompt(ids, text, grammar=answer_grammar(request, self._form_for(request)))
+        grammar = answer_grammar(request, self._form_for(request))
+        return PreparedPrompt(ids, text, grammar=grammar, first_token=self.table.text_of(ids[0]))
 
     def tool_reader(self, request: GenerationRequest, salt: str) -> ToolReader | None:
         """For one answer; None if it can hold no tool calls. `salt`: see `ToolReader`."""
