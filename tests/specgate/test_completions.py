@@ -60,7 +60,11 @@ async def test_legacy_logprobs_with_echo_are_aligned_whole_and_streamed() -> Non
 
 @pytest.mark.parametrize(
     ("first", "rest", "offsets"),
-    [("a", ["b", "c"], [0, 1, 2, 3]), ("<s>", ["a", "b", "c"], [0, 0, 1, 2, 3]), ("<s>", ["\ufffd"], [0, 3, 4])],
+    [
+        ("a", ["b", "c"], [0, 1, 2, 3]),
+        ("<s>", ["a", "b", "c"], [0, 0, 1, 2, 3]),
+        ("<s>", ["\ufffd"], [0, 3, 4]),
+    ],
 )  # fmt: skip
 def test_the_prompts_first_token_is_named_also_where_it_is_no_text(
     first: str, rest: list[str], offsets: list[int]
@@ -77,8 +81,8 @@ def test_the_prompts_first_token_is_named_also_where_it_is_no_text(
     )
     shape = CompletionsFormat(generation)
     entries = [DeltaLogprob(token, 1, -1.0, token.encode()) for token in [*rest, "!"]]
-    prompt_entries = (None, *entries[:-1])
-    shape.add(0, Delta("!", 1, logprobs=(entries[-1],), prompt_logprobs=prompt_entries, finish_reason="length"))
+    before = (None, *entries[:-1])
+    shape.add(0, Delta("!", 1, logprobs=(entries[-1],), prompt_logprobs=before, finish_reason="length"))
     (choice,) = shape.choices()
     assert choice["text"] == "abc!"
     assert choice["logprobs"]["tokens"] == [first, *rest, "!"]
