@@ -164,8 +164,8 @@ class Drafting:
 def failure_kind(error: Exception) -> str:
     """oom for every way to run out of memory, else exception."""
     is_oom = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    # The CPU allocator raises a plain RuntimeError.
-    return "oom" if is_oom or "not enough memory" in str(error) else "exception"
+    # The CPU allocator raises a plain RuntimeError, whose words depend on the system.
+    return "oom" if is_oom or "DefaultCPUAllocator" in str(error) else "exception"
 
 
 def _context(seq: Sequence, max_draft_tokens: int) -> DraftContext:

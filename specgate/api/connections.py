@@ -54,7 +54,7 @@ class Connection(RequestHandler):
     def begin_request(self) -> None:
         """A head has come whole."""
         self._is_busy = True
-        self._head_timer = _cancelled(self._head_timer)
+        self._head_timer = _without(self._head_timer)
 
     def end_request(self) -> None:
         """It was answered; bytes from now on are the next head's."""
@@ -66,11 +66,11 @@ class Connection(RequestHandler):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._write_timer = _cancelled(self._write_timer)
+        self._write_timer = _without(self._write_timer)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._head_timer = _cancelled(self._head_timer)
-        self._write_timer = _cancelled(self._write_timer)
+        self._head_timer = _without(self._head_timer)
+        self._write_timer = _without(self._write_timer)
         super().connection_lost(exc)
 
     def handle_error(
@@ -94,9 +94,11 @@ class Connection(RequestHandler):
             self.transport.abort()
 
 
-def _cancelled(timer: asyncio.TimerHandle | None) -> None:
+def _without(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """Cancelled, and gone."""
     if timer is not None:
         timer.cancel()
+    return None
 
 
 class _Server(web.Server):

@@ -71,7 +71,7 @@ FAULTS: dict[str, tuple[str, Callable[[], DraftTree]]] = {
     "raises": ("exception", lambda: _raise(RuntimeError("broken"))),
     "python memory": ("oom", lambda: _raise(MemoryError())),
     "device memory": ("oom", lambda: _raise(torch.OutOfMemoryError("CUDA out of memory"))),
-    "cpu allocator": ("oom", lambda: _raise(RuntimeError("DefaultCPUAllocator: not enough memory"))),
+    "cpu allocator": ("oom", lambda: cast(DraftTree, torch.empty(2**46))),
     "nothing at all": ("invalid_draft", lambda: cast(DraftTree, None)),
     "tensor as id": ("invalid_draft", lambda: DraftTree.chain((4, cast(int, torch.tensor(5))))),
     "too long": ("invalid_draft", lambda: DraftTree.chain((4,) * 9)),

@@ -102,7 +102,7 @@ def shooting_range() -> Iterator[Range]:
 
     thread = threading.Thread(target=asyncio.run, args=(live(),))
     thread.start()
-    assert is_up.wait(60)
+    assert is_up.wait(240)
     yield started[0]
     is_over.set()
     thread.join(60)
