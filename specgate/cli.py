@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specgate import __version__, train_classifier
+from specgate import __version__, train_classifier, train_draft
 from specgate.bench.command import add_arguments
 from specgate.canary_command import CanaryError, add_canary_arguments, run_canary
 from specgate.report.command import ReportError, add_report_arguments, run_report
@@ -92,6 +92,10 @@ def build_parser() -> argparse.ArgumentParser:
     trainer = commands.add_parser("train-classifier", help="fit the task classifier again from labelled data")
     train_classifier.add_arguments(trainer)
     trainer.set_defaults(run=train_classifier.run)
+
+    distiller = commands.add_parser("train-draft", help="make a draft head for a target model")
+    train_draft.add_arguments(distiller)
+    distiller.set_defaults(run=train_draft.run)
 
     canary = commands.add_parser("canary", help="rollouts: status, promote, pause, resume, rollback")
     add_canary_arguments(canary, DEFAULT_URL)
