@@ -76,7 +76,8 @@ def tools_of(fields: _Fields, max_bytes: int) -> tuple[dict[str, Any], ...]:
 def tool_choice_of(fields: _Fields, tools: tuple[dict[str, Any], ...]) -> ToolChoice:
     """Which of the tools may, or must, be called."""
     value = fields.get("tool_choice", "auto" if tools else "none")
-    mode, names = value, ()
+    mode: str = value
+    names: tuple[str, ...] = ()
     if isinstance(value, dict):
         mode, names = _chosen(value)
     elif value not in _CHOICES:
