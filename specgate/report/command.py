@@ -136,9 +136,10 @@ def _headline(summary: Summary, reading: Reading) -> Iterator[str]:
     if reading.num_damaged:
         yield f"{reading.num_damaged} of {reading.num_lines} lines are damaged and left out."
     if summary.num_without_device:
-        yield f"{summary.num_without_device} requests tell no device time (other servers ran them, or they ended early)."
+        yield f"{summary.num_without_device} requests tell no device time: run elsewhere, or ended before it."
     if len(summary.currencies) > 1:
-        yield f"Amounts are sums over several currencies ({', '.join(sorted(summary.currencies))}): split the span."
+        names = ", ".join(sorted(summary.currencies))
+        yield f"Amounts are sums over several currencies ({names}): split the span."
 
 
 _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], Any], str], ...] = (

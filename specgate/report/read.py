@@ -40,7 +40,7 @@ class Costs(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """A line of the log. Fields that a report does not need are skipped, missing ones are as in older logs."""
+    """A line of the log. What a report does not need is skipped; what is missing is as in older logs."""
 
     time: float
     model: str

@@ -15,8 +15,9 @@ from specgate.telemetry.decision_log import CHECK
 HOW = (
     "Plain decoding is estimated at what a plainly decoded token cost in the same log: device seconds of "
     "plain decode steps over the tokens they gave, by model and by how many requests were running (1, 2-3, "
-    "4-7, ...; all together where fewer than {few} such tokens were seen). Saved is that rate times the tokens "
-    "of speculating steps, minus what those steps took, drafting included. Prompts cost the same either way."
+    "4-7, ...; all together where fewer than {few} such tokens were seen). Saved is that rate times "
+    "the tokens of speculating steps, minus what those steps took, drafting included. Prompts cost the same "
+    "either way."
 )
 FEW_TOKENS = 100
 

@@ -70,7 +70,7 @@ class _Series:
     def at(self, now: float) -> _Interval:
         """The interval of this moment; earlier ones are closed."""
         starts = math.floor(now / self.length_s) * self.length_s
-        if self._open is None or self._open.starts < starts:
+        if self._open is None or self._open.starts != starts:
             if self._open is not None:
                 self.closed.append(self._open.describe(self.length_s))
             self._open = _Interval(starts)

@@ -24,7 +24,7 @@ function frame(height, top, from, to, label, unit) {
   for (const share of [0, 0.25, 0.5, 0.75, 1]) {
     const anchor = share === 0 ? "start" : share === 1 ? "end" : "middle";
     chart.append(s("text", { x: x(from + (to - from) * share), y: height - 5, "text-anchor": anchor },
-      clock(from + (to - from) * share, false)));
+      clock(from + (to - from) * share, to - from < 600)));
   }
   return { chart, x, y };
 }
@@ -106,7 +106,8 @@ function logTicks(low, high) {
 export function scatter({ groups, label, xName, yName, height = 420 }) {
   const all = groups.flatMap((g) => g.pairs).flat().filter((v) => v > 0);
   if (!all.length) return null;
-  const low = Math.min(...all) / 1.15, high = Math.max(...all) * 1.15, span = Math.log(high / low);
+  const least = Math.min(...all), most = Math.max(...all), room = Math.max(1.15, Math.sqrt((2.5 * least) / most));
+  const low = least / room, high = most * room, span = Math.log(high / low); // at least a factor of 2.5
   const left = 62, base = height - 40;
   const x = (v) => left + (Math.log(v / low) / span) * (W - left - RIGHT);
   const y = (v) => base - (Math.log(v / low) / span) * (base - TOP);
@@ -157,7 +158,7 @@ export function strip({ events, from, to, label }) {
     const at = from + (to - from) * share;
     const anchor = share === 0 ? "start" : share === 1 ? "end" : "middle";
     chart.append(s("line", { class: "axis", x1: x(at), x2: x(at), y1: 15, y2: 21 }),
-      s("text", { x: x(at), y: 36, "text-anchor": anchor }, clock(at, false)));
+      s("text", { x: x(at), y: 36, "text-anchor": anchor }, clock(at, to - from < 600)));
   }
   for (const event of [...events].reverse()) {
     if (event.time < from || event.time > to) continue;
