@@ -29,6 +29,9 @@ bench: setup  ## compare auto with fixed policies under load (ARGS="--duration 2
 test: setup  ## all tests but the slow ones
 	@$(PYTEST) -m "not slow" $(ARGS)
 
+bench-gateway: setup  ## what the gateway itself costs, in front of an instant upstream; writes out/bench/
+	@$(PY) -m specgate.bench.gateway $(ARGS)
+
 check: setup  ## lint, types, import rules, fast tests
 	@$(PY) -m ruff check -q .
 	@$(PY) -m mypy

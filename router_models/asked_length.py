@@ -107,7 +107,7 @@ def asked_tokens(text: str) -> float | None:
         if low is not None:
             mean = (low + high) / 2 if high is not None else low
             found.append((match.start(), mean * _TOKENS_PER[_unit_en(match[3])]))
-    for match in _ZH.finditer(text):
+    for match in _ZH.finditer(text) if not text.isascii() else ():
         low, high = _number(match[1]), _number(match[2]) if match[2] else None
         if low is not None:
             mean = (low + high) / 2 if high is not None else low

@@ -13,6 +13,7 @@ from specgate.types import LoadView
 
 _MAX_SAMPLES = 10_000
 _REFRESH_S = 0.05  # sorting the window anew for every request would cost more than it tells
+_SAMPLES_A_REFRESH = 500  # with more of them it is sorted the more rarely: so many in `_REFRESH_S`
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ class LoadMeter:
         now = self._clock.monotonic()
         while self._arrivals and self._arrivals[0] < now - self._window_s:
             self._arrivals.popleft()
-        if now - self._p95[0] >= _REFRESH_S:
+        if now - self._p95[0] >= _REFRESH_S * max(1.0, len(self._waits) / _SAMPLES_A_REFRESH):
             self._p95 = (now, self._queue_wait_p95_ms(now, admission))
         total = engine.num_total_blocks
         return LoadView(

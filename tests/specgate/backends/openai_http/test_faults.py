@@ -51,25 +51,31 @@ BEFORE_THE_FIRST_BYTE: dict[str, Behaviour] = {
 
 @pytest.mark.parametrize("fault", BEFORE_THE_FIRST_BYTE)
 async def test_before_the_first_byte_another_replica_is_asked(fault: str) -> None:
-    async with upstream(BEFORE_THE_FIRST_BYTE[fault]) as bad, upstream() as good:
-        async with proxy(settings(baseline=[bad.url, good.url])) as front:
-            for _ in range(2):  # the least used comes first, so one of the two met the bad one
-                response = await front.chat(stream=True)
-                assert response.status_code == 200, response.text
-                assert streamed_text(events(response.text)) == "Hello"
-            assert len(bad.bodies) >= 1
-            assert len(good.bodies) == 2
-            assert bad.num_open == 0
+    async with (
+        upstream(BEFORE_THE_FIRST_BYTE[fault]) as bad,
+        upstream() as good,
+        proxy(settings(baseline=[bad.url, good.url])) as front,
+    ):
+        for _ in range(2):  # the least used comes first, so one of the two met the bad one
+            response = await front.chat(stream=True)
+            assert response.status_code == 200, response.text
+            assert streamed_text(events(response.text)) == "Hello"
+        assert len(bad.bodies) >= 1
+        assert len(good.bodies) == 2
+        assert bad.num_open == 0
 
 
 @pytest.mark.parametrize("fault", ["hangs before headers", "resets", "500", "error in a whole body"])
 async def test_a_whole_answer_is_asked_for_again_too(fault: str) -> None:
     behave = BEFORE_THE_FIRST_BYTE.get(fault) or answers(200, {"error": {"message": "lost", "code": 500}})
-    async with upstream(behave) as bad, upstream() as good:
-        async with proxy(settings(baseline=[bad.url, good.url])) as front:
-            answered = [await front.chat() for _ in range(2)]
-            assert [a.json()["choices"][0]["message"]["content"] for a in answered] == ["Hello"] * 2
-            assert len(bad.bodies) >= 1
+    async with (
+        upstream(behave) as bad,
+        upstream() as good,
+        proxy(settings(baseline=[bad.url, good.url])) as front,
+    ):
+        answered = [await front.chat() for _ in range(2)]
+        assert [a.json()["choices"][0]["message"]["content"] for a in answered] == ["Hello"] * 2
+        assert len(bad.bodies) >= 1
 
 
 async def test_nobody_listening_is_noticed_at_once_and_said() -> None:
@@ -276,14 +282,17 @@ async def test_health_is_watched_and_shown() -> None:
 
 async def test_the_least_loaded_replica_is_asked() -> None:
     patient = {"timeouts": replace(settings().timeouts, **_LONG)}
-    async with upstream(hang_before_headers) as busy, upstream() as free:
-        async with proxy(replace(settings(baseline=[busy.url, free.url]), **patient)) as front:
-            _, writer = await _post(front, {})
-            await eventually(lambda: busy.num_open == 1)
-            for _ in range(5):
-                assert (await front.chat()).status_code == 200
-            assert (len(busy.bodies), len(free.bodies)) == (1, 5)
-            writer.close()
+    async with (
+        upstream(hang_before_headers) as busy,
+        upstream() as free,
+        proxy(replace(settings(baseline=[busy.url, free.url]), **patient)) as front,
+    ):
+        _, writer = await _post(front, {})
+        await eventually(lambda: busy.num_open == 1)
+        for _ in range(5):
+            assert (await front.chat()).status_code == 200
+        assert (len(busy.bodies), len(free.bodies)) == (1, 5)
+        writer.close()
 
 
 async def test_a_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,9 @@ SPECGATE = {"num_drafts": 2, "num_draft_tokens": 8, "num_accepted_tokens": 3, "n
 
 async def test_the_body_arrives_byte_for_byte() -> None:
     body = (
-        b'{ "model":"big",  "messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:x"}}]}'
-        b'],\n "guided_regex":"[0-9]+", "temperature":7.50, "tools":[], "unheard_of": {"a": [1e2, null]} }'
+        b'{ "model":"big",  "messages":[{"role":"user","content":'
+        b'[{"type":"image_url","image_url":{"url":"data:x"}}]}],\n "guided_regex":"[0-9]+",'
+        b' "temperature":7.50, "tools":[], "unheard_of": {"a": [1e2, null]} }'
     )
     async with upstream() as server, proxy(settings(baseline=[server.url])) as front:
         response = await front.client.post(

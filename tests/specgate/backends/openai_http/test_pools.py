@@ -12,6 +12,7 @@ from specgate.config.guards import DoorTiming, DrafterGuard, GuardsConfig
 from specgate.config.upstream import BreakerConfig, OpenAIHttpConfig, PoolConfig
 from tests.specgate.backends.openai_http.upstreams import (
     MODEL,
+    Behaviour,
     answers,
     error_first,
     hang_before_headers,
@@ -68,24 +69,31 @@ async def test_a_pool_that_is_down_is_shut_with_the_reason() -> None:
      (hang_before_headers, "drafter_error"), (answers(400), "unsupported_params")],
 )  # fmt: skip
 async def test_a_request_that_a_pool_fails_is_served_by_baseline(
-    behave: object, reason: str, is_stream: bool
+    behave: Behaviour, reason: str, is_stream: bool
 ) -> None:
-    async with upstream() as plain, upstream(behave) as ngram:  # type: ignore[arg-type]
-        async with proxy(settings(baseline=[plain.url], ngram=[ngram.url])) as front:
-            response = await front.chat("ngram", stream=is_stream)
-            assert response.status_code == 200
-            text = streamed_text(events(response.text)) if is_stream else response.json()["choices"]
-            assert text == "Hello" if is_stream else text[0]["message"]["content"] == "Hello"
-            change = {"token_index": 0, "policy": "baseline", "reason": reason}
-            assert (await front.decision())["policy_changes"] == [change]
+    async with (
+        upstream() as plain,
+        upstream(behave) as ngram,
+        proxy(settings(baseline=[plain.url], ngram=[ngram.url])) as front,
+    ):
+        response = await front.chat("ngram", stream=is_stream)
+        assert response.status_code == 200
+        if is_stream:
+            assert streamed_text(events(response.text)) == "Hello"
+        else:
+            assert response.json()["choices"][0]["message"]["content"] == "Hello"
+        change = {"token_index": 0, "policy": "baseline", "reason": reason}
+        assert (await front.decision())["policy_changes"] == [change]
 
 
 async def test_a_fault_of_the_request_itself_comes_from_baseline() -> None:
-    async with upstream(answers(400, {"error": {"message": "plain says no"}})) as plain:
-        async with upstream(answers(400, {"error": {"message": "ngram says no"}})) as ngram:
-            async with proxy(settings(baseline=[plain.url], ngram=[ngram.url])) as front:
-                response = await front.chat("ngram")
-                assert (response.status_code, response.json()["error"]["message"]) == (400, "plain says no")
+    async with (
+        upstream(answers(400, {"error": {"message": "plain says no"}})) as plain,
+        upstream(answers(400, {"error": {"message": "ngram says no"}})) as ngram,
+        proxy(settings(baseline=[plain.url], ngram=[ngram.url])) as front,
+    ):
+        response = await front.chat("ngram")
+        assert (response.status_code, response.json()["error"]["message"]) == (400, "plain says no")
 
 
 async def test_a_pool_that_keeps_failing_is_shut_by_the_guard_and_let_in_again() -> None:

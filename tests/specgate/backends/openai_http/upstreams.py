@@ -244,7 +244,7 @@ async def proxy(config: OpenAIHttpConfig, *, is_ready: bool = True, **changes: A
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
         served = Proxy(url, app[GATEWAY], client)
         async with asyncio.timeout(10):
-            while is_ready and _unchecked(served):  # noqa: ASYNC110 - what is waited for has no event
+            while is_ready and _unchecked(served):  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
         yield served
 
