@@ -77,7 +77,7 @@ class Engine:
         self._scheduler = Scheduler(
             self._blocks, max_batch_tokens=config.max_batch_tokens, max_sequences=config.max_sequences
         )
-        self._runner = ModelRunner(target, config.num_blocks, config.block_size)
+        self._runner = ModelRunner(target, config.num_blocks, config.block_size, config.max_sequences)
         self._drafting = Drafting(drafters, target.spec.vocab_size, clock, config.draft_timeout_s)
         self._planning = Planning(planner, self._drafting.drafters.keys())
         self._vocab_size = target.spec.vocab_size
@@ -197,7 +197,9 @@ class Engine:
         result = self._verify(step, trees, logits)
         outputs = self._commit(step, plans, trees, result)
         self._keep_hidden(step, trees, starts)
+        on_device_s = self._runner.wait_for_forward()
         timer.lap("verify")
+        timer.move("verify", "forward", on_device_s)
         record = record_step(self._num_steps, step, trees, sizes, outputs, timer)
         work, errors = self._drafting.take_report()
         record = replace(

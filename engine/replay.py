@@ -105,8 +105,8 @@ class StepReplay:
     def run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Hidden states [num_tokens, hidden] and the logits of `batch.logits_rows`, float32.
 
-        None where `batch` must run as it is. The hidden states are a view that the next call
-        overwrites. Call under `torch.inference_mode()`.
+        None where `batch` must run as it is. The next call overwrites the logits. Call under
+        `torch.inference_mode()`.
         """
         size = self.size_of(batch)
         if size is None:
@@ -123,7 +123,7 @@ class StepReplay:
             hidden, logits = self._compute(static)
             self._warm.add(size)
         num_tokens = batch.token_ids.shape[0]
-        hidden, logits = hidden[:num_tokens], logits[:num_tokens]
+        hidden, logits = hidden[:num_tokens].clone(), logits[:num_tokens]
         if batch.logits_rows.shape[0] != num_tokens:
             logits = logits[batch.logits_rows.to(logits.device, non_blocking=True)]
         return hidden, logits

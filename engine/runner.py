@@ -6,8 +6,9 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from engine.batch import BatchRow, build_batch
+from engine.batch import BatchRow, ForwardBatch, build_batch
 from engine.models.interface import LanguageModel
+from engine.replay import StepReplay
 from engine.sampling import token_logprobs
 from engine.scheduler import ScheduledStep
 from engine.sequence import Sequence
@@ -19,13 +20,34 @@ PROMPT_LOGPROB_ROWS = 64
 
 
 class ModelRunner:
-    """Runs the target. Holds its cache; knows nothing of scheduling or acceptance."""
+    """Runs the target. Holds its cache; knows nothing of scheduling or acceptance.
 
-    def __init__(self, target: LanguageModel, num_blocks: int, block_size: int) -> None:
+    On a GPU nothing here waits for the device but prompt logprobs.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        num_blocks: int,
+        block_size: int,
+        max_sequences: int = 0,
+        *,
+        is_padded: bool | None = None,
+    ) -> None:
+        """Small steps of up to `max_sequences` sequences run at padded sizes, replayed as CUDA graphs on
+        a GPU, where `is_padded`; None: on a GPU."""
         self.target = target
         self.device = target.device
         self.block_size = block_size
-        self.cache = target.new_cache(num_blocks, block_size)
+        is_cuda = self.device.type == "cuda"
+        has_replay = max_sequences > 0 and (is_cuda if is_padded is None else is_padded)
+        self.cache = target.new_cache(num_blocks + has_replay, block_size)
+        self._replay: StepReplay | None = None
+        if has_replay:  # the block past the last is nobody's: padding writes there
+            self._replay = StepReplay(target, self.cache, num_blocks, max_sequences, is_captured=is_cuda)
+        self._marks: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if is_cuda:
+            self._marks = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
         self.hidden: torch.Tensor | None = None  # [num_tokens, hidden] of the last forward
 
     @property
@@ -49,17 +71,35 @@ class ModelRunner:
             for seq, num_new, tree in zip(step.sequences, step.num_new, trees, strict=True)
         ]
         batch = build_batch(rows, self.block_size, self.device)
+        if self._marks is not None:
+            self._marks[0].record()
         with torch.inference_mode():
-            hidden = self.hidden = self.target.forward(batch, self.cache)
-            logits = self.target.logits(hidden[batch.logits_rows])
+            hidden, logits = self._compute(batch)
+            self.hidden = hidden
             num_prompt_rows = self._add_prompt_logprobs(step, rows, hidden)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # so that the step record times forward and verify apart
+        if self._marks is not None:
+            self._marks[1].record()
         return logits, StepSizes(
             num_tokens=hidden.shape[0],
             num_kv_tokens=sum(row.start + len(row.token_ids) for row in rows),
             num_logits_rows=logits.shape[0] + num_prompt_rows,
         )
+
+    def _compute(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states of all tokens, logits of `batch.logits_rows`."""
+        replayed = None if self._replay is None else self._replay.run(batch)
+        if replayed is not None:
+            return replayed
+        hidden = self.target.forward(batch, self.cache)
+        return hidden, self.target.logits(hidden[batch.logits_rows])
+
+    def wait_for_forward(self) -> float | None:
+        """Seconds that the last forward took on the device, once it is over; None where the call itself
+        took them. Steps end with this: nothing before it waits but the reading of what was decided."""
+        if self._marks is None:
+            return None
+        self._marks[1].synchronize()
+        return self._marks[0].elapsed_time(self._marks[1]) / 1e3
 
     def _add_prompt_logprobs(self, step: ScheduledStep, batch: Seq[BatchRow], hidden: torch.Tensor) -> int:
         """Extend `prompt_logprobs` of the sequences that want them; the number of rows that took."""

@@ -191,6 +191,13 @@ class StepTimer:
         before, self._now_s = self._now_s, self._clock()
         self.laps[name] = self._now_s - before
 
+    def move(self, source: str, target: str, seconds: float | None) -> None:
+        """Lap `target` lasted `seconds`, not what it took to launch: the rest came out of `source`."""
+        if seconds is not None:
+            both = self.laps[source] + self.laps[target]
+            self.laps[target] = min(both, max(self.laps[target], seconds))
+            self.laps[source] = both - self.laps[target]
+
     @property
     def total_s(self) -> float:
         """Seconds from the start to the last lap."""

@@ -6,6 +6,8 @@ padded to the longest context of the batch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
@@ -30,6 +32,12 @@ def paged_attention(
     values = value_cache[tables].transpose(1, 2).flatten(2, 3)[:, :, :max_context].to(query.dtype)
 
     owner = torch.repeat_interleave(torch.arange(len(new_lens), device=query.device), new_lens)
+    if len(owner) < num_tokens:  # tokens past the last sequence's are padding: whatever comes out
+        out = query.new_zeros(query.shape)
+        out[: len(owner)] = paged_attention(
+            query[: len(owner)], key_cache, value_cache, _first_tokens(batch, len(owner)), scale
+        )
+        return out
     row = torch.arange(num_tokens, device=query.device) - batch.query_start[:-1].long()[owner]
     at = torch.arange(max_context, device=query.device)
     seen = at <= batch.positions[:, None]  # [tokens, context]
@@ -52,3 +60,9 @@ def paged_attention(
         enable_gqa=num_heads != num_kv_heads,
     )
     return out.transpose(1, 2)[owner, row]
+
+
+def _first_tokens(batch: ForwardBatch, num_tokens: int) -> ForwardBatch:
+    """The batch without the tokens from `num_tokens` on."""
+    visible = None if batch.visible is None else batch.visible[:num_tokens]
+    return replace(batch, positions=batch.positions[:num_tokens], visible=visible)

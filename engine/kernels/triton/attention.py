@@ -295,7 +295,7 @@ def tile_shape(num_rows: int, group: int, head_dim: int, dtype: torch.dtype) -> 
     rows = max(16, power_of_2(group), min(64, power_of_2(num_rows)))
     is_wide = dtype == torch.float32 or head_dim > 128
     keys = 32 if is_wide else 64
-    return rows, keys, 4 if rows <= 64 else 8, 2 if is_wide else 3
+    return rows, keys, 8 if rows * head_dim >= 64 * 128 else 4, 2 if is_wide else 3
 
 
 def split_shape(max_new: int, max_context: int) -> tuple[int, int]:
