@@ -23,6 +23,10 @@ from specgate.errors import BadRequest
 logger = logging.getLogger(__name__)
 
 
+# Compressed bodies are refused by `specgate.api.http`; nothing may unpack them before.
+_SETTINGS = {"access_log": None, "auto_decompress": False}
+
+
 class Connection(RequestHandler):
     """One client's connection, watched from its first byte to its last."""
 
@@ -127,7 +131,7 @@ class Runner(web.AppRunner):
         self._limits = limits
 
     async def _make_server(self) -> web.Server:
-        return _Server(await super()._make_server(), self._limits, {"access_log": None})
+        return _Server(await super()._make_server(), self._limits, _SETTINGS)
 
 
 @web.middleware
