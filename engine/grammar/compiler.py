@@ -23,6 +23,9 @@ from engine.types import GrammarSpec
 MAX_CACHED = 128
 """Compiled grammars kept, the least recently used going first; most take some tens of kilobytes."""
 
+_MAX_LEXER_STATES = 50_000  # one or two kilobytes each
+_MAX_ITEMS = 10_000  # of the parser at one place: schemas of a thousand optional properties pass
+
 _JSON_OPTIONS = {
     # A line break with indentation, or a space: pretty and compact JSON both fit, and no model can
     # go on with white space for ever.
@@ -52,6 +55,9 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._end_ids = end_ids
         self._max_cached = max_cached
+        self._limits = llguidance.LLParserLimits(
+            max_items_in_row=_MAX_ITEMS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+        )
         self._tokens: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
         self._table_lock = threading.Lock()
@@ -103,9 +109,15 @@ class GrammarCompiler:
         schemas = [_schema(source.text) for source in spec.schemas]
         parts: list[dict[str, Any]] = [{"name": "main", "lark_grammar": spec.lark}]
         parts += [{"name": f"schema_{i}", "json_schema": schema} for i, schema in enumerate(schemas)]
-        matcher = llguidance.LLMatcher(self._table(), json.dumps({"grammars": parts}), log_level=0)
+        matcher = llguidance.LLMatcher(
+            self._table(), json.dumps({"grammars": parts}), log_level=0, limits=self._limits
+        )
         if not matcher.is_error():
-            return matcher
+            first = matcher.deep_copy()
+            first.compute_bitmask()  # now, not within a step; copies share what it finds out
+            if not first.is_error():
+                return matcher
+            matcher = first
         for source, schema in zip(spec.schemas, schemas, strict=True):
             if fault := find_fault(schema, _check_schema):
                 path, message = fault
