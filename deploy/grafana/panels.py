@@ -153,6 +153,7 @@ SPECULATION = [
         panel(
             "Speed-up against baseline of the same task",
             ("specgate:speedup:ratio_rate30m", "{{policy}}, {{task}}"),
+            ("specgate:speculation_gain:ratio_rate30m", "all, by the engine's time"),
             about="Time per output token of baseline, in times of the policy's. Below 1 it is slower.",
         ),
         panel(
