@@ -40,14 +40,16 @@ class HiddenTail:
         self._rows = None
 
     def append(self, start: int, rows: torch.Tensor) -> None:
-        """Rows of the tokens from position `start` on, [num_tokens, hidden]; those before a gap are dropped."""
+        """Rows of the tokens from position `start` on, [num_tokens, hidden]; a gap drops those before."""
         num = rows.shape[0]
         if num == 0:
             return
         if start != self.end:
             self._used = 0
         if self._rows is None:
-            self._rows = torch.empty((2 * self._capacity, rows.shape[1]), dtype=rows.dtype, device=rows.device)
+            self._rows = torch.empty(
+                (2 * self._capacity, rows.shape[1]), dtype=rows.dtype, device=rows.device
+            )
         rows = rows[-2 * self._capacity :]
         if self._used + len(rows) > 2 * self._capacity:
             keep = min(max(self._capacity - len(rows), 0), self._used)

@@ -1,4 +1,4 @@
-"""`specgate train-draft`: make a draft head for a target from prompts, in one folder that can be gone on with.
+"""`specgate train-draft`: make a draft head for a target, in one folder that can be gone on with.
 
 Three stages, each taken up where it was left: `collect` (the target answers the prompts), `train`,
 `export` (a folder that `draft_model.source` names).
@@ -181,14 +181,13 @@ def _train_and_export(args: argparse.Namespace) -> None:
 
     samples = list(read_corpus(args.out / "corpus"))
     if not samples:
-        raise CorpusError(f"{args.out / 'corpus'} holds no samples; run with --stage collect and --prompts first")
+        raise CorpusError(
+            f"{args.out / 'corpus'} holds no samples; run with --stage collect and --prompts first"
+        )
     target = load_model(args.model, device="cpu", dtype="float32")
     assert isinstance(target, CausalLM)
     trainer = _trainer(args, target, samples)
-    if args.stage == "export":
-        best = trainer.best()
-    else:
-        best = trainer.run(_show_trained)
+    best = trainer.best() if args.stage == "export" else trainer.run(_show_trained)
     folder = args.out / "head"
     figures = {
         "acceptance_per_position": best.per_position,
@@ -237,15 +236,18 @@ def _show_collected(progress: CollectProgress) -> None:
     pace = progress.seconds / max(progress.num_done_now, 1)
     _say(
         f"collected {progress.num_done} of {progress.num_all} samples,"
-        f" {progress.num_new_tokens} tokens in {progress.seconds:.0f} s, about {left * pace / 60:.0f} min left"
+        f" {progress.num_new_tokens} tokens in {progress.seconds:.0f} s;"
+        f" about {left * pace / 60:.0f} min left"
     )
 
 
 def _show_trained(progress: TrainProgress) -> None:
-    line = f"step {progress.step} of {progress.num_steps}, loss {progress.loss:.3f}, {progress.eta_s / 60:.0f} min left"
+    left = f"{progress.eta_s / 60:.0f} min left"
+    line = f"step {progress.step} of {progress.num_steps}, loss {progress.loss:.3f}, {left}"
     if progress.acceptance is not None:
         shares = " ".join(f"{share:.3f}" for share in progress.acceptance.per_position)
-        line += f"; accepted by position {shares}, mean length at 3 {progress.acceptance.mean_acceptance_length:.2f}"
+        length = progress.acceptance.mean_acceptance_length
+        line += f"; accepted by position {shares}, mean length at 3 {length:.2f}"
     _say(line)
 
 

@@ -22,7 +22,6 @@ import torch
 from engine.batch import ForwardBatch
 from engine.errors import DrafterMismatch, ModelSourceError
 from engine.kv.paged_cache import PagedCache
-from engine.layers.linear import Projection
 from engine.models.interface import LanguageModel
 from engine.models.safetensors_weights import SafetensorsWeights
 from engine.models.spec import ModelSpec
@@ -144,7 +143,9 @@ def read_config(folder: Path) -> DraftHeadConfig:
             draft_token_ids=tuple(map(int, settings["draft_token_ids"])),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelSourceError(f"{path} does not describe a draft head ({error!r}); export it again.") from error
+        raise ModelSourceError(
+            f"{path} does not describe a draft head ({error!r}); export it again."
+        ) from error
     ids = config.draft_token_ids
     if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= config.vocab_size:
         raise ModelSourceError(f"{path}: draft_token_ids must be ascending ids below {config.vocab_size}.")

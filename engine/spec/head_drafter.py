@@ -71,7 +71,13 @@ class DraftHeadDrafter:
     """
 
     def __init__(
-        self, head: DraftHead, config: DraftModelConfig, *, num_blocks: int, block_size: int, name: str = "draft"
+        self,
+        head: DraftHead,
+        config: DraftModelConfig,
+        *,
+        num_blocks: int,
+        block_size: int,
+        name: str = "draft",
     ) -> None:
         self.name = name
         self.num_speculative_tokens = config.num_speculative_tokens
@@ -166,7 +172,7 @@ class DraftHeadDrafter:
         return _Job(index, context, window, context.max_draft_tokens)
 
     def _reserve(self, job: _Job) -> bool:
-        """Blocks for the window and the draft, or none; the longest unused sequences give theirs back first."""
+        """Blocks for the window and the draft, or none; sequences not asked about give theirs back."""
         window = job.window
         num_tokens = job.num_entries - window.first + job.num_draft - 1
         while not self._extend(window, num_tokens):

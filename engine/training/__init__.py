@@ -1,1 +1,1 @@
-"""Making a draft head for a target: collect its answers, train on them, export. See `specgate train-draft`."""
+"""Making a draft head for a target: collect answers, train, export. See `specgate train-draft`."""

@@ -32,7 +32,10 @@ class Acceptance:
 
 @torch.no_grad()
 def measure_acceptance(
-    module: DraftHeadModule, target: TargetTables, samples: Sequence[Sample], num_positions: int = NUM_POSITIONS
+    module: DraftHeadModule,
+    target: TargetTables,
+    samples: Sequence[Sample],
+    num_positions: int = NUM_POSITIONS,
 ) -> Acceptance:
     """Greedy chains against the target's own argmax, on greedy answers.
 
@@ -68,5 +71,8 @@ def measure_acceptance(
         num_drafts,
         tuple(round(float(share), 4) for share in survival),
         round(1.0 + float(survival[:3].sum()), 4),
-        {label: round(1.0 + float(hits[label][:3].sum()) / max(counts[label], 1), 3) for label in sorted(hits)},
+        {
+            label: round(1.0 + float(hits[label][:3].sum()) / max(counts[label], 1), 3)
+            for label in sorted(hits)
+        },
     )

@@ -13,7 +13,7 @@ from engine.training.corpus import Sample
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Entry j of a row is made of token `token_ids[:, j + 1]` and `hidden[:, j]`, and guesses `hidden[:, j + 1]`.
+    """Entry j of a row is made of `token_ids[:, j + 1]` and `hidden[:, j]`; it guesses `hidden[:, j + 1]`.
 
     All rows are padded at the end to `length` + 1 tokens.
     """
@@ -25,7 +25,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""
-        return Batch(*(part.to(device) for part in (self.token_ids, self.hidden, self.is_entry, self.is_output)))
+        return Batch(
+            *(part.to(device) for part in (self.token_ids, self.hidden, self.is_entry, self.is_output))
+        )
 
     @property
     def num_outputs(self) -> int:

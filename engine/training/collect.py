@@ -108,7 +108,9 @@ def _answer(target: LanguageModel, jobs: Sequence[_Job], config: CollectConfig) 
     engine = Engine(settings, target, {}, FollowAssignment(), lambda: 0.0, lambda: config.seed)
     for index, (sample_id, prompt, temperature) in asked:
         assert temperature is not None
-        params = SamplingParams(temperature=temperature, seed=config.seed + index, max_tokens=config.max_tokens)
+        params = SamplingParams(
+            temperature=temperature, seed=config.seed + index, max_tokens=config.max_tokens
+        )
         engine.add(EngineRequest(sample_id, prompt.token_ids, params))
     places = {job[0]: index for index, job in asked}
     while engine.has_work:

@@ -130,4 +130,6 @@ def _entries(path: Path) -> list[_Entry]:
         with safe_open(path, framework="pt") as file:
             return [_Entry(**fields) for fields in json.loads(file.metadata()["samples"])]
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CorpusError(f"{path} is no shard of a corpus ({error}); delete it and collect again.") from error
+        raise CorpusError(
+            f"{path} is no shard of a corpus ({error}); delete it and collect again."
+        ) from error

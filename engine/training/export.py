@@ -26,7 +26,9 @@ def export_head(
     """Write `model.safetensors` and `config.json`. `figures` (of the validation) go along for the reader."""
     spec = module.spec
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in module.state_dict().items()}
+    tensors = {
+        name: value.detach().to(torch.bfloat16).contiguous() for name, value in module.state_dict().items()
+    }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     settings = {
         "architectures": [ARCHITECTURE],

@@ -53,7 +53,7 @@ class TargetTables:
 
     def best_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
         """The target's argmax over its whole vocabulary, [rows] token ids."""
-        return torch.cat([F.linear(part, self._head).argmax(-1) for part in hidden.float().split(256)])
+        return torch.cat([F.linear(part, self._head).argmax(-1) for part in torch.split(hidden.float(), 256)])
 
     def split(self, samples: Sequence[Sample], share: float) -> tuple[list[Sample], list[Sample]]:
         """Training and validation samples, apart by group; validation has greedy answers only."""

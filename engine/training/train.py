@@ -99,13 +99,16 @@ class Trainer:
         self.training, self.validation = target.split(samples, config.validation_share)
         if not self.training or not self.validation:
             raise CorpusError(
-                f"{len(self.training)} samples to train and {len(self.validation)} to validate on are too few;"
-                " collect more prompts"
+                f"{len(self.training)} samples to train on and {len(self.validation)} to validate on are"
+                " too few; collect more prompts"
             )
         torch.manual_seed(config.seed)
         self.module = DraftHeadModule(head_spec(target.spec, config.num_layers)).to(target.device)
         self.optimiser = torch.optim.AdamW(
-            self.module.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
+            self.module.parameters(),
+            lr=config.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=config.weight_decay,
         )
         self.state = TrainState()
         if not self._load():
@@ -192,7 +195,9 @@ class Trainer:
         epoch = self.state.step
         while True:
             dice = random.Random(self.config.seed * 1_000_003 + epoch)
-            for batch in training_batches(self.training, self.config.batch_tokens, self.config.max_length, dice):
+            for batch in training_batches(
+                self.training, self.config.batch_tokens, self.config.max_length, dice
+            ):
                 epoch += 1
                 if batch.num_outputs:
                     yield batch.to(self.target.device)

@@ -22,7 +22,6 @@ from engine.spec.ngram import NgramDrafter
 from engine.spec.planner import FollowAssignment, SpecPlanner
 from engine.spec.stub import StubDrafter, known_continuations
 from engine.spec.suffix import SuffixDrafter
-from tests.engine.heads import head_drafter
 from engine.types import (
     EngineRequest,
     FinishReason,
@@ -32,6 +31,7 @@ from engine.types import (
     StepRecord,
     TokenLogprob,
 )
+from tests.engine.heads import head_drafter
 
 VOCAB = 64
 EOS = 2

@@ -70,4 +70,4 @@ def test_answers_follow_the_targets_distribution(policy: str, rule: AcceptRule) 
     if policy != "baseline":
         drafted = sum(work.num_draft_tokens for record in run.records for work in record.drafts)
         accepted = sum(work.num_accepted_tokens for record in run.records for work in record.drafts)
-        assert 0.2 * drafted < accepted < 0.95 * drafted  # both outcomes were at work
+        assert 0.05 * drafted < accepted < 0.95 * drafted  # both outcomes were at work

@@ -75,7 +75,9 @@ def test_drafters_get_the_hidden_states_of_the_sequence(num_blocks: int, max_bat
         if num_blocks < 256:
             assert sum(record.num_preemptions for record in run.records) > 0
     assert all(witness.first_rows for witness in witnesses.values())
-    assert max(max(w.first_rows) for w in witnesses.values()) > 0, "rows are missing where a prefix was cached"
+    assert max(max(w.first_rows) for w in witnesses.values()) > 0, (
+        "rows are missing where a prefix was cached"
+    )
 
 
 def test_nothing_is_kept_where_nobody_reads() -> None:

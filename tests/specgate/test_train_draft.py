@@ -33,7 +33,11 @@ WORDS = ("red", "blue", "green", "old", "new", "small", "house", "tree", "river"
 
 def write_prompts(path: Path, num: int) -> Path:
     rows = [
-        {"id": str(n), "task": "chat", "messages": [{"role": "user", "content": f"{WORDS[n % 10]} {n} {WORDS[n % 7]}"}]}
+        {
+            "id": str(n),
+            "task": "chat",
+            "messages": [{"role": "user", "content": f"{WORDS[n % 10]} {n} {WORDS[n % 7]}"}],
+        }
         for n in range(num)
     ]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -42,9 +46,10 @@ def write_prompts(path: Path, num: int) -> Path:
 
 def options(model: Path, prompts: Path, out: Path, *more: str) -> list[str]:
     return [
-        "train-draft", "--model", str(model), "--prompts", str(prompts), "--out", str(out), "--max-tokens", "32",
-        "--temperatures", "0", "--steps", "120", "--rounds", "2", "--vocabulary", "200", "--batch-tokens", "512",
-        "--learning-rate", "3e-3", "--evaluate-every", "40", "--context-tokens", "32", "--threads", "1", *more,
+        "train-draft", "--model", str(model), "--prompts", str(prompts), "--out", str(out),
+        "--max-tokens", "32", "--temperatures", "0", "--steps", "120", "--rounds", "2",
+        "--vocabulary", "200", "--batch-tokens", "512", "--learning-rate", "3e-3",
+        "--evaluate-every", "40", "--context-tokens", "32", "--threads", "1", *more,
     ]  # fmt: skip
 
 
@@ -101,7 +106,10 @@ def test_killed_and_gone_on_with_it_beats_an_untrained_head(
 
     drafter = build_drafters(
         EngineConfig(
-            model=str(target), ngram=None, num_blocks=64, draft_model=DraftModelConfig(3, source=str(out / "head"))
+            model=str(target),
+            ngram=None,
+            num_blocks=64,
+            draft_model=DraftModelConfig(3, source=str(out / "head")),
         ),
         model,
     )["draft"]

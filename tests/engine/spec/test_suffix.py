@@ -36,7 +36,12 @@ def draft(drafter: Drafter, token_ids: Sequence[int], **fields: object) -> tuple
 def longest_earlier_suffix(text: Sequence[int]) -> int:
     """Length of the longest suffix that also ends earlier."""
     return max(
-        (n for n in range(len(text)) for end in range(n, len(text)) if text[end - n : end] == text[len(text) - n :]),
+        (
+            n
+            for n in range(len(text))
+            for end in range(n, len(text))
+            if text[end - n : end] == text[len(text) - n :]
+        ),
         default=0,
     )
 
@@ -63,7 +68,11 @@ def test_matches_are_the_longest_suffixes_that_any_text_holds(
         held = [
             n
             for n in range(end + 1)
-            if any(text[i : i + n] == read[end - n : end] for text in (first, second) for i in range(len(text) + 1))
+            if any(
+                text[i : i + n] == read[end - n : end]
+                for text in (first, second)
+                for i in range(len(text) + 1)
+            )
         ]
         assert length == max(held)
 
@@ -102,7 +111,9 @@ def test_longer_and_surer_matches_give_longer_drafts() -> None:
     assert draft(SuffixDrafter(SuffixConfig(min_confidence=0.6)), varied) == ()
 
 
-def answer(drafter: SuffixDrafter, seq_id: str, prompt: list[int], output: list[int], **fields: object) -> None:
+def answer(
+    drafter: SuffixDrafter, seq_id: str, prompt: list[int], output: list[int], **fields: object
+) -> None:
     """One request from begin to end, drafted for at every step."""
     drafter.begin(seq_id, prompt)
     for num in range(1, len(output)):
@@ -122,7 +133,9 @@ def test_past_outputs_serve_the_same_tenant_and_task_only() -> None:
     assert draft(drafter, begun, seq_id="c", salt="other", label="chat") == ()
     assert draft(drafter, begun, seq_id="d", salt="tenant", label="code_edit") == ()
     assert draft(drafter, begun, seq_id="e", salt=None, label="chat") == ()
-    assert draft(drafter, [5, 6, 1, 2, 3], seq_id="f", salt="tenant", label="chat") == (), "prompts are not kept"
+    assert draft(drafter, [5, 6, 1, 2, 3], seq_id="f", salt="tenant", label="chat") == (), (
+        "prompts are not kept"
+    )
 
 
 def test_an_answer_is_kept_to_its_last_token() -> None:
