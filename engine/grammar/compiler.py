@@ -11,14 +11,15 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
-
-import llguidance
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import RequestRefused
 from engine.grammar.schema_faults import find_fault, in_one_line
 from engine.grammar.state import GrammarState
 from engine.types import GrammarSpec
+
+if TYPE_CHECKING:
+    import llguidance
 
 MAX_CACHED = 128
 """Compiled grammars kept, the least recently used going first; most take some tens of kilobytes."""
@@ -55,6 +56,8 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._end_ids = end_ids
         self._max_cached = max_cached
+        import llguidance  # here, not above: who serves no grammar need not have it
+
         self._limits = llguidance.LLParserLimits(
             max_items_in_row=_MAX_ITEMS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
         )
@@ -103,12 +106,16 @@ class GrammarCompiler:
             raise RequestRefused("this model has no end token, without which no format can end", "model")
         text = self._tokenizer()
         size = max(self._vocab_size, _num_tokens(json.loads(text)))
+        import llguidance  # here, not above: who serves no grammar need not have it
+
         return llguidance.LLTokenizer(text, n_vocab=size, eos_token=sorted(self._end_ids))
 
     def _compile(self, spec: GrammarSpec) -> llguidance.LLMatcher:
         schemas = [_schema(source.text) for source in spec.schemas]
         parts: list[dict[str, Any]] = [{"name": "main", "lark_grammar": spec.lark}]
         parts += [{"name": f"schema_{i}", "json_schema": schema} for i, schema in enumerate(schemas)]
+        import llguidance  # here, not above: who serves no grammar need not have it
+
         matcher = llguidance.LLMatcher(
             self._table(), json.dumps({"grammars": parts}), log_level=0, limits=self._limits
         )
@@ -133,6 +140,8 @@ def _schema(text: str) -> Any:
 
 def _check_schema(schema: Any) -> str | None:
     """What is wrong with one schema by itself, or None."""
+    import llguidance  # here, not above: who serves no grammar need not have it
+
     grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
     message = llguidance.LLMatcher.validate_grammar(grammar)
     return message or None

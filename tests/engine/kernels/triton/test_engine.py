@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -13,10 +14,22 @@ from engine.config import NgramConfig
 from engine.kernels.triton.ngram import match_ngrams
 from engine.spec.ngram import NgramIndex
 from engine.types import SamplingParams
-from tests.engine.harness import all_drafters, drive, make_engine, prompt, request, target
+from engine.config import DraftModelConfig
+from engine.spec.draft_model import DraftModelDrafter
+from engine.spec.drafter import Drafter
+from engine.spec.ngram import NgramDrafter
+from engine.types import EngineRequest
+from tests.engine.harness import drive, make_engine, prompt, request, target
 
 
-def requests(num_tokens: int) -> list[object]:
+def drafters() -> Mapping[str, Drafter]:
+    model = target()
+    sizes = {"num_blocks": 64, "block_size": 4}
+    draft = DraftModelDrafter(model.first_layers(1), model.spec, DraftModelConfig(), **sizes)
+    return {"ngram": NgramDrafter(), "draft": draft}
+
+
+def requests(num_tokens: int) -> list[EngineRequest]:
     params = {
         "greedy": SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
         "seeded": SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=num_tokens, ignore_eos=True),
@@ -30,9 +43,9 @@ def requests(num_tokens: int) -> list[object]:
 
 def test_text_is_the_same_on_triton_and_under_every_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreted where there is no GPU; the tiny model has the real one's every part."""
-    expected = drive(make_engine(all_drafters()), requests(5)).tokens()
+    expected = drive(make_engine(drafters()), requests(5)).tokens()
     monkeypatch.setenv("SPECGATE_KERNELS", "triton")
-    run = drive(make_engine(all_drafters()), requests(5))
+    run = drive(make_engine(drafters()), requests(5))
     assert run.tokens() == expected
     assert {record.kernels for record in run.records} == {"attention=triton kv_write=triton verify=triton"}
     for kind in ("greedy", "seeded"):
