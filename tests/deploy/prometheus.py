@@ -31,11 +31,6 @@ class Prometheus:
         """Pending and firing ones."""
         return list((await self.client.get("/api/v1/alerts")).json()["data"]["alerts"])
 
-    async def num_scrapes(self) -> int:
-        """How often the server was scraped."""
-        found = await self.query("count_over_time(up[1h])")
-        return int(found[0]["value"][1]) if found else 0
-
 
 @asynccontextmanager
 async def prometheus(folder: Path, target: str, factor: int) -> AsyncIterator[Prometheus]:

@@ -34,13 +34,17 @@ SILENT = {
 }
 
 
+# Rules about failures, of which there are none.
+UNMADE = {"specgate:requests_failed:ratio_rate5m", "specgate:requests_refused:ratio_rate5m"}
+
+
 def expressions() -> dict[str, str]:
     """Every query of every dashboard, as Grafana would send it: by dashboard, panel and letter."""
     found = {}
     for path in DASHBOARDS:
         for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]:
             for target in panel["targets"]:
-                asked = target["expr"].replace("$__rate_interval", "10s").replace("$price", "1.00")
+                asked = target["expr"].replace("$__rate_interval", "30s").replace("$price", "1.00")
                 found[f"{path.stem}, {panel['title']}, {target['refId']}"] = asked
     return found
 
@@ -56,14 +60,6 @@ async def traffic(server: Running, num_rounds: int) -> None:
             await server.chat(max_tokens=8, messages=SUMMARY, **more)
 
 
-async def scraped(found: Prometheus, more: int) -> None:
-    """Wait for so many further scrapes."""
-    wanted = await found.num_scrapes() + more
-    async with asyncio.timeout(60):
-        while await found.num_scrapes() < wanted:  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.2)
-
-
 async def test_every_query_of_every_dashboard_is_answered(tmp_path: Path) -> None:
     rollouts = tmp_path / "rollouts"
     rollouts.mkdir()
@@ -72,18 +68,14 @@ async def test_every_query_of_every_dashboard_is_answered(tmp_path: Path) -> Non
     async with running(make_config(canary=canary), step_s=0.001) as server:
         await traffic(server, 3)
         async with prometheus(tmp_path, server.url.removeprefix("http://"), 60) as found:
-            await scraped(found, 2)
-            await traffic(server, 3)
-            await scraped(found, 4)
-            answers = {asked: await found.query(asked) for asked in expressions().values()}
-            empty = {where for where, asked in expressions().items() if not answers[asked]}
             silent = {where for where, asked in expressions().items() if any(n in asked for n in SILENT)}
-            assert empty <= silent
-            unmade = {name for name in recorded() if not await found.query(name)}
-            assert unmade == {
-                "specgate:requests_failed:ratio_rate5m",
-                "specgate:requests_refused:ratio_rate5m",
-            }
+            left = dict(expressions()) | {name: name for name in recorded() - UNMADE}
+            for where in silent:
+                await found.query(left.pop(where))  # to be understood is all that can be asked of it
+            async with asyncio.timeout(120):
+                while left:
+                    await traffic(server, 1)
+                    left = {where: asked for where, asked in left.items() if not await found.query(asked)}
             assert [a["labels"]["alertname"] for a in await found.alerts() if a["state"] == "firing"] == []
 
 
