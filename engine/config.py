@@ -41,6 +41,15 @@ class DraftModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HybridConfig:
+    """Suffix decoding where the text repeats, the draft model elsewhere. Needs `draft_model`."""
+
+    num_speculative_tokens: int = 4
+    assumed_accepted_tokens: float = 0.6  # of a draft of the model's, until the answer has shown its own
+    draft_cost: float = 0.2  # time of a draft of the model's, in target steps
+
+
+@dataclass(frozen=True, slots=True)
 class ImposedConfig:
     """Bench only: the draft model runs at its true cost, and its tokens are replaced by ones that
     are right with probability `acceptance[j]` at position j, given that those before were."""
@@ -66,5 +75,6 @@ class EngineConfig:
     ngram: NgramConfig | None = field(default_factory=NgramConfig)
     suffix: SuffixConfig | None = None
     draft_model: DraftModelConfig | None = None
+    hybrid: HybridConfig | None = None
     imposed: ImposedConfig | None = None
     draft_timeout_s: float = 1.0  # a drafter that takes longer in a step is counted as failed

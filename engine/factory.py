@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
-from engine.config import DraftModelConfig, EngineConfig
+from engine.config import DraftModelConfig, EngineConfig, HybridConfig
 from engine.engine import Engine
 from engine.errors import DrafterMismatch, ModelSourceError, RequestRefused
 from engine.grammar.compiler import GrammarCompiler
@@ -19,6 +19,7 @@ from engine.models.tokenizer import load_tokenizer
 from engine.spec.draft_model import DraftModelDrafter
 from engine.spec.drafter import Drafter
 from engine.spec.head_drafter import DraftHeadDrafter
+from engine.spec.hybrid import HybridDrafter
 from engine.spec.imposed import ImposedDraftModel
 from engine.spec.ngram import NgramDrafter
 from engine.spec.planner import SpecPlanner
@@ -75,7 +76,17 @@ def build_drafters(
         drafters.append(SuffixDrafter(config.suffix))
     if config.draft_model is not None:
         drafters.append(_build_draft_model(config, config.draft_model, target, progress))
+    if config.hybrid is not None:
+        drafters.append(_build_hybrid(config, config.hybrid, {drafter.name: drafter for drafter in drafters}))
     return {drafter.name: drafter for drafter in drafters}
+
+
+def _build_hybrid(config: EngineConfig, hybrid: HybridConfig, loaded: Mapping[str, Drafter]) -> HybridDrafter:
+    if "draft" not in loaded:
+        raise DrafterMismatch("`hybrid` needs a `draft_model`; set one, or leave hybrid out")
+    suffix = loaded.get("suffix")
+    past = suffix.past if isinstance(suffix, SuffixDrafter) else None
+    return HybridDrafter(SuffixDrafter(config.suffix, past), loaded["draft"], hybrid)
 
 
 def _build_draft_model(

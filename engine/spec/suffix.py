@@ -92,7 +92,8 @@ class SuffixDrafter:
 
     name = "suffix"
 
-    def __init__(self, config: SuffixConfig | None = None) -> None:
+    def __init__(self, config: SuffixConfig | None = None, past: PastOutputs | None = None) -> None:
+        """`past`: past outputs that another drafter keeps too."""
         config = config or SuffixConfig()
         if config.min_match < 1 or not 0.0 < config.min_confidence < 1.0:
             raise ValueError(
@@ -101,7 +102,7 @@ class SuffixDrafter:
             )
         self._config = config
         self._texts: dict[str, _Text] = {}
-        self.past = PastOutputs(config.scope_tokens, config.max_past_tokens)
+        self.past = past or PastOutputs(config.scope_tokens, config.max_past_tokens)
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -179,7 +180,7 @@ class SuffixDrafter:
         if length < self._config.min_match:
             return EMPTY_TREE
         tokens: list[int] = []
-        confidence = 1.0
+        confidence, expected = 1.0, 0.0
         while len(tokens) < max_tokens:
             guess = automaton.guess(state)
             if guess is None:
@@ -190,5 +191,6 @@ class SuffixDrafter:
             if confidence < self._config.min_confidence:
                 break
             tokens.append(token)
+            expected += confidence
             state, length = automaton.follow(state, token), length + 1
-        return DraftTree.chain(tuple(tokens))
+        return DraftTree.chain(tuple(tokens), expected_accepted=expected if tokens else None)

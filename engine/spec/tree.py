@@ -25,6 +25,9 @@ class DraftTree:
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     probs: torch.Tensor | None = None
+    expected_accepted: float | None = (
+        None  # how many tokens its drafter thinks will be accepted, if it can say
+    )
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -35,9 +38,14 @@ class DraftTree:
         return all(parent == i - 1 for i, parent in enumerate(self.parents))
 
     @classmethod
-    def chain(cls, token_ids: tuple[int, ...], probs: torch.Tensor | None = None) -> DraftTree:
+    def chain(
+        cls,
+        token_ids: tuple[int, ...],
+        probs: torch.Tensor | None = None,
+        expected_accepted: float | None = None,
+    ) -> DraftTree:
         """A straight line of tokens."""
-        return cls(token_ids, tuple(range(ROOT, len(token_ids) - 1)), probs)
+        return cls(token_ids, tuple(range(ROOT, len(token_ids) - 1)), probs, expected_accepted)
 
 
 EMPTY_TREE = DraftTree()

@@ -68,6 +68,8 @@ def _check_model(path: str, model: ModelConfig) -> Iterator[tuple[str, str]]:
     draft = engine.draft_model
     if draft is not None and (draft.source is None) == (draft.layers_of_target is None):
         yield f"{path}.engine.draft_model", "needs exactly one of source and layers_of_target"
+    if engine.hybrid is not None and draft is None:
+        yield f"{path}.engine.hybrid", "needs draft_model: the draft model is what it drafts with elsewhere"
 
 
 def _check_imposed(path: str, model: ModelConfig, is_benching: bool) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
-from engine.config import DraftModelConfig, EngineConfig, ImposedConfig, NgramConfig, SuffixConfig
+from engine.config import (
+    DraftModelConfig,
+    EngineConfig,
+    HybridConfig,
+    ImposedConfig,
+    NgramConfig,
+    SuffixConfig,
+)
 from specgate.config.fields import TaskName, setting
 from specgate.config.guards import GuardsConfig
 from specgate.config.limits import AdmissionConfig, KeyLimits
@@ -251,7 +258,8 @@ ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
         "accept_rule": {"doc": "for unseeded sampled drafts: ratio, block or keyed"},
         "ngram": {"doc": "prompt lookup; null: not loaded"},
         "suffix": {"doc": "suffix decoding; null: not loaded"},
-        "draft_model": {"doc": "a causal LM as drafter; null: not loaded"},
+        "draft_model": {"doc": "a draft model or draft head as drafter; null: not loaded"},
+        "hybrid": {"doc": "suffix decoding or the draft model, step by step; null: not loaded"},
         "draft_timeout_s": {"doc": "a drafter that takes longer in a step counts as failed (timeout)", "gt": 0},
         "imposed": {"doc": "the draft model's acceptance, imposed; only with benching: true"},
     },
@@ -272,9 +280,14 @@ ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
         "scope_tokens": {"doc": "past output tokens kept for each tenant and task", "ge": 64},
         "max_past_tokens": {"doc": "past output tokens kept in all", "ge": 64},
     },
+    HybridConfig: {
+        "num_speculative_tokens": {"doc": "draft tokens a step, at most", "ge": 1, "le": 64},
+        "assumed_accepted_tokens": {"doc": "of a draft of the model's, before the answer has shown", "ge": 0},
+        "draft_cost": {"doc": "time of a draft of the model's, in target steps", "ge": 0},
+    },
     DraftModelConfig: {
         "num_speculative_tokens": {"doc": "draft tokens a step", "ge": 1, "le": 64},
-        "source": {"doc": "folder, GGUF file or package:NAME"},
+        "source": {"doc": "folder, GGUF file, package:NAME, or shipped:NAME, a draft head that came along"},
         "layers_of_target": {"doc": "use the target's first N layers and its head", "ge": 1},
         "num_blocks": {"doc": "KV blocks of the draft; null: as many tokens as the target", "ge": 2},
         "catch_up_tokens": {"doc": "draft prefill a step", "ge": 1},

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from engine.config import DraftModelConfig, NgramConfig
+from engine.config import DraftModelConfig, HybridConfig, NgramConfig
 from engine.models.tiny import tiny_model
 from engine.spec.check_drafter import check_drafter
 from engine.spec.draft_model import DraftModelDrafter
 from engine.spec.drafter import DraftContext, Drafter
+from engine.spec.hybrid import HybridDrafter
 from engine.spec.imposed import ImposedDrafter, ImposedDraftModel
 from engine.spec.ngram import NgramDrafter
 from engine.spec.stub import StubDrafter
@@ -71,6 +72,10 @@ METHODS: dict[str, tuple[Callable[[], Drafter], Callable[[Drafter], int] | None]
     "ngram": (NgramDrafter, held_by_ngram),
     "ngram-1-to-3": (lambda: NgramDrafter(NgramConfig(6, 1, 3)), held_by_ngram),
     "suffix": (SuffixDrafter, held_by_suffix),
+    "hybrid": (
+        lambda: HybridDrafter(SuffixDrafter(), draft_model(), HybridConfig()),
+        lambda drafter: drafter.num_sequences,  # type: ignore[attr-defined]
+    ),
     "draft": (draft_model, held_by_draft_model),
     "draft-few-blocks": (lambda: draft_model(num_blocks=24), held_by_draft_model),
     "draft-short-context": (lambda: draft_model(max_model_len=40), held_by_draft_model),

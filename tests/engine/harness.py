@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from engine.batch import BatchRow, build_batch
-from engine.config import DraftModelConfig, EngineConfig
+from engine.config import DraftModelConfig, EngineConfig, HybridConfig
 from engine.engine import Engine
 from engine.kv.block_manager import new_block_table
 from engine.models.interface import LanguageModel
 from engine.models.tiny import tiny_model
 from engine.spec.draft_model import DraftModelDrafter
 from engine.spec.drafter import Drafter
+from engine.spec.hybrid import HybridDrafter
 from engine.spec.ngram import NgramDrafter
 from engine.spec.planner import FollowAssignment, SpecPlanner
 from engine.spec.stub import StubDrafter, known_continuations
@@ -175,6 +176,7 @@ def all_drafters(
         DraftModelDrafter(model.first_layers(1), spec, config, **sizes),
         DraftModelDrafter(other, spec, config, **sizes, name="draft_other"),
         head_drafter(model, name="draft_head"),
+        HybridDrafter(SuffixDrafter(), head_drafter(model), HybridConfig()),
     ]
     return {drafter.name: drafter for drafter in drafters}
 
@@ -191,4 +193,5 @@ POLICIES = (
     "draft",
     "draft_other",
     "draft_head",
+    "hybrid",
 )
