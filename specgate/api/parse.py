@@ -252,7 +252,10 @@ def _message(message: _Fields, index: int) -> dict[str, Any]:
     for name in ("audio", "function_call"):
         if name in out:
             raise UnsupportedParameter(f"'{at}.{name}' is not supported.", f"{at}.{name}")
-    out.pop("annotations", None)  # what a server said about an earlier answer; templates have no use for it
+    for name in ("annotations", "parsed"):  # said about an earlier answer; templates have no use for it
+        out.pop(name, None)
+    if calls := out.get("tool_calls"):
+        out["tool_calls"] = [_call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)]
     content = out.get("content")
     if content is None and not (out["role"] == "assistant" and (out.get("tool_calls") or "refusal" in out)):
         raise BadRequest(f"'{at}.content' is required.", f"{at}.content", code="missing_required_parameter")
@@ -263,6 +266,14 @@ def _message(message: _Fields, index: int) -> dict[str, Any]:
     if out["role"] == "developer":
         out["role"] = "system"
     return out
+
+
+def _call(call: _Fields, at: str) -> dict[str, Any]:
+    """An earlier call as templates know it."""
+    if call.get("type", "function") != "function" or call.get("custom") is not None:
+        raise UnsupportedParameter(f"'{at}': only calls of functions are supported.", at)
+    function = {name: value for name, value in call["function"].items() if name in ("name", "arguments")}
+    return {"id": call.get("id", ""), "type": "function", "function": function}
 
 
 def _part(part: _Fields, at: str) -> str:

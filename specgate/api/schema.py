@@ -60,7 +60,7 @@ SPECGATE = _closed(
             "type": "boolean",
             "description": "streams only: each choice says which text came from accepted draft tokens",
         },
-        "learn": {"type": "boolean", "description": "false: a synthetic request, of which nothing is learned"},
+        "learn": {"type": "boolean", "description": "false: synthetic, nothing is learned of it"},
     }
 )
 
@@ -69,7 +69,7 @@ _TOOL_CALL = _closed(
         "id": _TEXT,
         "type": _TEXT,
         "index": _integer(0, 4096),
-        "function": _closed({"name": _TEXT, "arguments": _TEXT}, ("name",)),
+        "function": _closed({"name": _TEXT, "arguments": _TEXT, "parsed_arguments": {}}, ("name",)),
         "custom": _OBJECT,
     },
     ("function",),
@@ -98,6 +98,7 @@ MESSAGE = _closed(
         "tool_call_id": _TEXT,
         "refusal": _TEXT,
         "annotations": {"type": "array"},
+        "parsed": {"description": "what the official client made of an earlier answer; left out"},
         "audio": _OBJECT,
         "function_call": _OBJECT,
     },

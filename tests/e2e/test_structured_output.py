@@ -131,9 +131,10 @@ def test_streamed_chunks_have_the_official_shape(tiny: Server) -> None:
 
 def test_a_conversation_with_results(tiny: Server) -> None:
     client = tiny.client()
-    first = client.chat.completions.create(
-        model="tiny", messages=ASK, tools=TOOLS, tool_choice="required", max_tokens=300, seed=1
-    ).choices[0]
+    first = client.chat.completions.parse(
+        model="tiny", messages=ASK, tools=TOOLS, tool_choice="required", max_tokens=300, seed=1,
+        parallel_tool_calls=False,
+    ).choices[0]  # fmt: skip
     calls = first.message.tool_calls or []
     assert calls
     results: list[Any] = [{"role": "tool", "tool_call_id": call.id, "content": "18"} for call in calls]

@@ -123,3 +123,22 @@ async def test_a_scripted_model_says_that_it_fits_no_format() -> None:
         refused = await server.chat(tools=[tool()])
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_parameter")
         assert (await server.chat(tools=[tool()], tool_choice="none")).status_code == 200
+
+
+def test_earlier_calls_and_results_are_as_templates_know_them() -> None:
+    function = {"name": "f", "arguments": '{"a": 1}', "parsed_arguments": {"a": 1}}
+    request = chat(
+        messages=[
+            {"role": "assistant", "content": None, "parsed": None,
+             "tool_calls": [{"id": "c1", "type": "function", "index": 0, "function": function}]},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "18"}]},
+        ]
+    )  # fmt: skip
+    kept = {"name": "f", "arguments": '{"a": 1}'}
+    assert request.messages == (
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", "function": kept}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "18"},
+    )
+    with pytest.raises(BadRequest) as caught:
+        chat(messages=[{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}])
+    assert caught.value.param == "messages[0].tool_calls[0]"
