@@ -135,8 +135,9 @@ def test_earlier_calls_and_results_are_as_templates_know_them() -> None:
         ]
     )  # fmt: skip
     kept = {"name": "f", "arguments": '{"a": 1}'}
+    call = {"id": "c1", "type": "function", "function": kept}
     assert request.messages == (
-        {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", "function": kept}]},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "18"},
     )
     with pytest.raises(BadRequest) as caught:
