@@ -182,9 +182,10 @@ class StepLearner:
         """By kind of step, over the last window; `decode` is all but prefill steps together."""
         windows = self._scores
         pairs = [pair for kind, window in windows.items() if kind != PREFILL for pair in window.pairs()]
-        repeats = [r for k, w in windows.items() if k != PREFILL if (r := w.score().repeat_mape) is not None]
+        each = {kind: window.score() for kind, window in sorted(windows.items())}
+        repeats = [r for kind, one in each.items() if kind != PREFILL if (r := one.repeat_mape) is not None]
         mean = sum(repeats) / len(repeats) if repeats else None
-        return {"decode": score(pairs, mean)} | {kind: w.score() for kind, w in sorted(windows.items())}
+        return {"decode": score(pairs, mean)} | each
 
 
 def _timing(record: StepRecord) -> StepTiming:
