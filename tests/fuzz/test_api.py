@@ -55,7 +55,6 @@ class Range:
     async def _fire(self, volley: list[Shot]) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(self._one(shot) for shot in volley))
-        self.server.gateway.switches.is_draining = False  # a wish that was granted
 
     async def _one(self, shot: Shot) -> None:
         url = URL(self.server.url + shot.path, encoded=True)

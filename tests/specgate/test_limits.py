@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
 
+from specgate.admission import Entrant
 from specgate.config import AdmissionConfig, AuthConfig, Config, KeyConfig, KeyLimits
 from tests.specgate.gateway import HELLO, MODEL, Running, eventually, make_config, running
 
@@ -29,22 +29,23 @@ async def ask(server: Running, key: str, **body: Any) -> httpx.Response:
     )
 
 
-def left(headers: Mapping[str, str]) -> tuple[str, str]:
-    return headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"]
+def left(answer: httpx.Response, unit: str) -> int:
+    return int(answer.headers[f"x-ratelimit-remaining-{unit}"])
 
 
 async def test_the_limits_of_a_key_are_in_every_answer_and_kept() -> None:
-    limits = KeyLimits(requests_per_minute=3, tokens_per_minute=60_000)
-    async with running(with_keys(AdmissionConfig(), tight=limits, loose=None)) as server:
+    tight, few = KeyLimits(requests_per_minute=3), KeyLimits(tokens_per_minute=60)
+    async with running(with_keys(AdmissionConfig(), tight=tight, few=few, loose=None)) as server:
         whole = await ask(server, "tight", max_tokens=5)
-        assert (whole.status_code, left(whole.headers)[0]) == (200, "2")
-        used = len("user: hi\nassistant: ") + 5
-        assert 60_000 - used <= int(left(whole.headers)[1]) < 60_000  # the bucket fills meanwhile
+        assert (whole.status_code, left(whole, "requests")) == (200, 2)
         assert whole.headers["x-ratelimit-limit-requests"] == "3"
+        assert "x-ratelimit-limit-tokens" not in whole.headers
         streamed = await ask(server, "tight", stream=True)
-        assert left(streamed.headers)[0] == "1"
+        assert left(streamed, "requests") == 1
         wrong = await ask(server, "tight", temperature=9)  # never became a request
-        assert (wrong.status_code, left(wrong.headers)[0]) == (400, "1")
+        assert (wrong.status_code, left(wrong, "requests")) == (400, 1)
+        used = len("user: hi\nassistant: ") + 5
+        assert 60 - used <= left(await ask(server, "few", max_tokens=5), "tokens") < 60  # it fills meanwhile
         assert (await ask(server, "tight")).status_code == 200
         refused = await ask(server, "tight")
         error = refused.json()["error"]
@@ -63,18 +64,21 @@ async def test_the_limits_of_a_key_are_in_every_answer_and_kept() -> None:
 
 async def test_a_key_with_one_request_passes_a_key_with_many() -> None:
     config = with_keys(AdmissionConfig(max_concurrent=1, max_queue=50), many=None, one=None)
-    async with running(config, prefill_s=0.02) as server:
+    async with running(config) as server:
+        admission = server.gateway.models[MODEL].admission
         ended: list[str] = []
 
         async def client(key: str) -> None:
             assert (await ask(server, key)).status_code == 200
             ended.append(key)
 
-        many = [asyncio.create_task(client("many")) for _ in range(20)]
-        await eventually(lambda: server.gateway.models[MODEL].admission.num_queued == 19)
-        await client("one")
-        await asyncio.gather(*many)
-        assert ended.index("one") <= 3
+        async with admission.slot(1):
+            tasks = [asyncio.create_task(client("many")) for _ in range(20)]
+            await eventually(lambda: admission.num_queued == 20)
+            tasks.append(asyncio.create_task(client("one")))
+            await eventually(lambda: admission.num_queued == 21)
+        await asyncio.gather(*tasks)
+        assert ended.index("one") <= 2
         await server.settled()
 
 
@@ -82,22 +86,23 @@ async def test_a_key_at_its_own_limit_leaves_the_slots_to_others() -> None:
     config = with_keys(
         AdmissionConfig(max_concurrent=8), capped=KeyLimits(max_concurrent=2, max_queue=3), other=None
     )
-    async with running(config, prefill_s=0.1) as server:
+    async with running(config) as server:
         admission = server.gateway.models[MODEL].admission
-        tasks = [asyncio.create_task(ask(server, "capped")) for _ in range(5)]
-        await eventually(lambda: admission.num_queued == 3)
-        assert server.fake.num_running == 2
-        full = await ask(server, "capped")
-        assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
-        assert (await ask(server, "other")).status_code == 200
-        assert [(await task).status_code for task in tasks] == [200] * 5
+        async with admission.slot(2, Entrant("capped")):
+            tasks = [asyncio.create_task(ask(server, "capped")) for _ in range(3)]
+            await eventually(lambda: admission.num_queued == 3)
+            full = await ask(server, "capped")
+            assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
+            assert (await ask(server, "other")).status_code == 200
+            assert admission.num_queued == 3
+        assert [(await task).status_code for task in tasks] == [200] * 3
         await server.settled()
 
 
 async def test_priorities_order_the_queue_and_are_not_to_be_had_for_asking() -> None:
     limits = {"vip": KeyLimits(priority=-5), "plain": None}
     config = with_keys(AdmissionConfig(max_concurrent=1), **limits)
-    async with running(config, prefill_s=0.05) as server:
+    async with running(config) as server:
         admission = server.gateway.models[MODEL].admission
         ended: list[int] = []
 
@@ -106,13 +111,14 @@ async def test_priorities_order_the_queue_and_are_not_to_be_had_for_asking() -> 
             ended.append(name)
 
         tasks = []
-        for name, (key, body) in enumerate(
-            [("plain", {}), ("plain", {"priority": 7}), ("plain", {}), ("vip", {"priority": 2}), ("vip", {})]
-        ):
-            tasks.append(asyncio.create_task(client(name, key, **body)))
-            await eventually(lambda name=name: admission.num_running + admission.num_queued == name + 1)
+        async with admission.slot(1):
+            for name, (key, body) in enumerate(
+                [("plain", {"priority": 7}), ("plain", {}), ("vip", {"priority": 2}), ("vip", {})]
+            ):
+                tasks.append(asyncio.create_task(client(name, key, **body)))
+                await eventually(lambda name=name: admission.num_queued == name + 1)
         await asyncio.gather(*tasks)
-        assert ended == [0, 4, 2, 3, 1]
+        assert ended == [3, 1, 2, 0]
         refused = await ask(server, "plain", priority=-1)
         assert (refused.status_code, refused.json()["error"]["param"]) == (403, "priority")
         await server.settled()
@@ -120,13 +126,15 @@ async def test_priorities_order_the_queue_and_are_not_to_be_had_for_asking() -> 
 
 async def test_a_wait_that_would_be_too_long_is_refused_at_once_and_what_runs_finishes() -> None:
     config = make_config(admission=AdmissionConfig(max_concurrent=1, max_queue=100, max_wait_s=0.25))
-    async with running(config, prefill_s=0.1) as server:
-        for _ in range(4):  # so that the pace is known
-            await server.chat()
-        answers = await asyncio.gather(*(server.chat() for _ in range(12)))
-        codes = [answer.status_code for answer in answers]
-        assert 2 <= codes.count(200) <= 4
-        assert codes.count(429) == 12 - codes.count(200)
+    async with running(config) as server:
+        admission = server.gateway.models[MODEL].admission
+        admission._holds_s.extend([0.1] * 4)  # the pace so far: two may wait, a third would for 0.3 s
+        async with admission.slot(1):
+            tasks = [asyncio.create_task(server.chat()) for _ in range(12)]
+            await eventually(lambda: sum(task.done() for task in tasks) == 10)
+            assert admission.num_queued == 2
+        answers = await asyncio.gather(*tasks)
+        assert sorted(answer.status_code for answer in answers) == [200] * 2 + [429] * 10
         refused = next(answer for answer in answers if answer.status_code == 429)
         assert refused.json()["error"]["code"] == "queue_too_slow"
         assert refused.headers["Retry-After"] == "1"
