@@ -136,13 +136,14 @@ def test_changelog_knows_this_version():
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_the_chinese_readme_is_in_step_with_the_english_one():
-    """Commands, code and printed output are the same text; so are the files that are named."""
+def test_the_chinese_readme_says_nothing_that_the_english_one_does_not():
+    """Commands, code and printed output are the same text, in the same order; so are the files named."""
     english = (ROOT / "README.md").read_text(encoding="utf-8")
     chinese = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
     blocks = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
-    assert blocks.findall(chinese) == blocks.findall(english), "copy the changed block over"
-    headings = re.compile(r"^##? ", re.MULTILINE)
-    assert len(headings.findall(blocks.sub("", chinese))) == len(headings.findall(blocks.sub("", english)))
+    there = blocks.findall(english)
+    shown = blocks.findall(chinese)
+    assert shown == [block for block in there if block in shown], "a block has changed: copy it over"
+    assert len(shown) >= 6
     paths = re.compile(r"`((?:specgate|engine|router_models|tests|configs|scripts|deploy|docs)/[\w./-]*)`")
-    assert set(paths.findall(english)) == set(paths.findall(chinese))
+    assert set(paths.findall(chinese)) <= set(paths.findall(english))
