@@ -25,6 +25,9 @@ def _panel(number: int, what: Panel, x: int, y: int, width: int) -> dict[str, An
             "lineWidth": 1,
             "stacking": stacking,
         }
+    if what.states:
+        options = {value: {"text": word, "color": colour} for value, word, colour in what.states}
+        defaults["mappings"] = [{"type": "value", "options": options}]
     return {
         "id": number,
         "type": what.kind,

@@ -21,6 +21,7 @@ class Panel:
     kind: str = "timeseries"
     about: str = ""
     is_stacked: bool = False
+    states: tuple[tuple[str, str, str], ...] = ()  # (value, word, colour), of a state timeline
 
 
 def panel(title: str, *queries: tuple[str, str], **more: Any) -> Panel:
@@ -194,7 +195,7 @@ SPECULATION = [
             "Guards",
             ("max by (guard, policy, task) (specgate_guard_state)", "{{guard}}, {{policy}} {{task}}"),
             kind="state-timeline",
-            about="0 allowed, 1 probing, 2 shut.",
+            states=(("0", "allowed", "green"), ("1", "probing", "yellow"), ("2", "shut", "red")),
         ),
         panel(
             "Guards that shut",
@@ -281,8 +282,9 @@ ROLLOUT = [
     [
         panel(
             "Status",
-            ("max by (name, status) (specgate_canary_status) > 0", "{{name}}: {{status}}"),
+            ("max by (name, status) (specgate_canary_status)", "{{name}}: {{status}}"),
             kind="state-timeline",
+            states=(("0", "no", "text"), ("1", "yes", "blue")),
         ),
         panel("Stage", ("max by (name) (specgate_canary_stage)", "{{name}}"), about="Counted from 0."),
         panel(
