@@ -138,10 +138,10 @@ def tokenize(text: str) -> Tokens:
     before[:1] = _SPACE
     before[1:] = kind[:-1]
     is_word = (kind == _LETTER) | (kind == _DIGIT)
-    starts = np.flatnonzero((is_word & (kind != before)) | (kind == _CJK))
+    starts = ((is_word & (kind != before)) | (kind == _CJK)).nonzero()[0]
     is_end = np.ones(len(kind), dtype=bool)
     is_end[:-1] = (kind[:-1] != kind[1:]) | (kind[:-1] == _CJK)
-    ends = np.flatnonzero(is_end & (is_word | (kind == _CJK))) + 1
+    ends = (is_end & (is_word | (kind == _CJK))).nonzero()[0] + 1
     sums = np.zeros(len(points) + 1, dtype=np.uint64)
     np.cumsum(points * _POWER[: len(points)], out=sums[1:])
     hashes = mix((sums[ends] - sums[starts]) * _INVERSE[starts])

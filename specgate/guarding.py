@@ -91,7 +91,7 @@ class Guarding:
         self._done_s.append(now_s)
         self._panel.add_outcome(outcome, now_s)
 
-    def attempted(self, policy: str, _replica: str, outcome: Outcome) -> None:
+    def attempted(self, policy: str, replica: str, outcome: Outcome) -> None:
         """To be told how requests to other servers end. Those of the plain pool are nobody's fault but its own."""
         if policy == BASELINE or outcome in (Outcome.LEFT, Outcome.REFUSED):
             return

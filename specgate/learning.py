@@ -87,6 +87,7 @@ class Learner:
         self.queue_wait = Wait("queue_wait", typical_s=0.01)
         self._num_waits = 0
         self._by_arm: dict[tuple[str, str], deque[float]] = {}
+        self._p50: dict[str, dict[str, float]] = {}  # by task and policy, of tasks without news
         self._request_scores = {name: ScoreWindow(500) for name in ("ttft", "e2e", "output_tokens")}
         self._prompt_tokens: float | None = None
         self._output_tokens: float | None = None
@@ -102,6 +103,7 @@ class Learner:
     def reconfigure(self, policy: PolicyConfig) -> None:
         """Other settings from now on; what was learned stays."""
         self._policy = policy
+        self._p50.clear()
         self._has_news = True
 
     # --- learning --------------------------------------------------------------------------
@@ -163,6 +165,7 @@ class Learner:
                     (counts.method, task.label), deque(maxlen=self._policy.acceptance_window)
                 )
                 arm.append(sum(accepted) / reached)
+                self._p50.pop(task.label, None)
 
     def _learn_times(self, outcome: RequestOutcome) -> None:
         timings, decision = outcome.timings, outcome.decision
@@ -288,8 +291,11 @@ class Learner:
 
     def acceptance_p50(self, task: str) -> dict[str, float]:
         """By policy, for one task; policies without enough data are absent."""
-        readings = (r for r in self.acceptance() if r.task == task)
-        return {r.policy: r.p50 for r in readings if r.p50 is not None}
+        found = self._p50.get(task)
+        if found is None:
+            readings = (r for r in self.acceptance() if r.task == task)
+            found = self._p50[task] = {r.policy: r.p50 for r in readings if r.p50 is not None}
+        return found
 
     def acceptance(self) -> list[AcceptanceReading]:
         """Everything known of single requests, for the rules and /admin/state."""

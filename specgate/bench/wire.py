@@ -55,15 +55,18 @@ class Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> Timed:
         """Send and wait for the whole answer. Raises WireError."""
-        self._data.clear()
-        self._first_s = None
-        self._done = asyncio.get_running_loop().create_future()
+        self._done = self._begin()
         began = time.perf_counter()
         self._transport.write(request)
         ended = await self._done
         if not self._data.startswith(b"HTTP/1.1 200"):
             raise WireError(bytes(self._data[:400]).decode("utf-8", "replace"))
         return Timed((self._first_s or ended) - began, ended - began)
+
+    def _begin(self) -> asyncio.Future[float]:
+        self._data.clear()
+        self._first_s = None
+        return asyncio.get_running_loop().create_future()
 
     def close(self) -> None:
         """Close it."""

@@ -68,10 +68,15 @@ class Window:
         """One more."""
         self._items.append((now_s, value))
 
-    def values(self, now_s: float, since_s: float) -> list[float]:
-        """Those not older than the window, nor than `since_s`."""
+    def count(self, now_s: float) -> int:
+        """How many are not older than the window."""
         while self._items and self._items[0][0] < now_s - self._window_s:
             self._items.popleft()
+        return len(self._items)
+
+    def values(self, now_s: float, since_s: float) -> list[float]:
+        """Those not older than the window, nor than `since_s`."""
+        self.count(now_s)
         return [value for at_s, value in self._items if at_s >= since_s]
 
 
@@ -148,7 +153,7 @@ class LatencyBook:
         counts = []
         for name in (policy, BASELINE):
             window = self._windows.get((name, task, prompt_band(num_prompt_tokens), 0))
-            counts.append(0 if window is None else len(window.values(now_s, 0.0)))
+            counts.append(0 if window is None else window.count(now_s))
         least = self._config.min_samples
         return counts[0] >= least > counts[1]
 

@@ -40,6 +40,7 @@ from specgate.types import Delta, GenerationRequest, PreparedPrompt
 _PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _KEEP_ALIVE_S = 3.0  # idle connections are dropped before common servers drop them (5 s)
 _BYTES_PER_TOKEN = 4
+_READY = BackendStatus(True, "ready")
 
 
 class OpenAIHttpBackend:
@@ -99,9 +100,11 @@ class OpenAIHttpBackend:
 
     def status(self) -> BackendStatus:
         """Ready as long as the pool baseline is; the other pools' policies are closed while they are not."""
-        faults = {name: pool.fault() for name, pool in self._pools.items()}
-        closed = {name: why for name, why in faults.items() if why is not None and name != BASELINE}
-        fault = faults[BASELINE]
+        faults = {name: why for name, pool in self._pools.items() if (why := pool.fault()) is not None}
+        if not faults:
+            return _READY
+        fault = faults.pop(BASELINE, None)
+        closed = faults
         if fault is None or self._pools[BASELINE].rests_s() is not None:
             return BackendStatus(True, "ready", closed=closed)
         return BackendStatus(False, f"no server of the pool baseline can be asked: {fault}", closed=closed)
