@@ -132,9 +132,10 @@ SERVICE = [
             is_stacked=True,
         ),
         panel(
-            "Preemptions and engine restarts",
+            "Preemptions, engine restarts, reloads",
             (rate("preemptions_total"), "preemptions per second"),
             ("sum(specgate_engine_restarts_total)", "restarts so far"),
+            ("sum by (result) (specgate_config_reloads_total)", "reloads so far: {{result}}"),
         ),
     ],
 ]

@@ -157,6 +157,8 @@ class Metrics:
             "request_output_tokens", "Output tokens per request", _TOKENS, "task"
         )
         self.reloads = self._counter("config_reloads_total", "Reloads of the configuration", "result")
+        for result in ("ok", "invalid_config", "restart_needed"):
+            self._of(self.reloads, result)
         by_tenant = ("tenant", "task")  # tenants are the configured API keys, "" without one
         self.tenant_output_tokens = self._counter("tenant_output_tokens_total", "Tokens emitted", *by_tenant)
         self.tenant_device_seconds = self._counter(

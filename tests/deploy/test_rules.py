@@ -60,6 +60,13 @@ def test_every_alert_says_how_grave_it_is_and_has_a_runbook() -> None:
     assert {path.stem for path in (DEPLOY / "runbooks").glob("*.md")} == known
 
 
+def test_groups_have_names_of_their_own_and_tests_say_in_which_order_they_run() -> None:
+    names = [group["name"] for path in RULES.glob("*.yml") for d in documents(path) for group in d["groups"]]
+    assert len(set(names)) == len(names)
+    for path in TESTS:
+        assert sorted(documents(path)[0]["group_eval_order"]) == sorted(names)
+
+
 def test_recording_rules_are_named_for_the_product() -> None:
     assert all(re.fullmatch(r"specgate:[a-z_]+:[a-z0-9_]+", name) for name in recorded())
 
