@@ -74,6 +74,8 @@ def test_the_steps_of_the_image_give_a_server_that_is_healthy_and_stops(tmp_path
         if server.poll() is None:
             server.kill()
         server.wait()
+        if server.stdout is not None:
+            server.stdout.close()
 
 
 def stages() -> tuple[str, str]:
