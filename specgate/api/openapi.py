@@ -24,7 +24,7 @@ _ERROR_STATUS = {
     "408": "deadline passed",
     "409": "does not fit the state things are in",
     "413": "body too large",
-    "429": "queue full; see Retry-After",
+    "429": "queue full, wait too long, or the key's limit; see Retry-After and x-ratelimit-*",
     "500": "internal error; the message holds the request id",
     "503": "not ready, draining, or the engine was lost; see Retry-After",
 }

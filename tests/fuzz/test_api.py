@@ -152,6 +152,7 @@ def test_a_thousand_requests(shooting_range: Range) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)  # twelve minutes where nothing else runs
 def test_a_hundred_thousand_requests(shooting_range: Range) -> None:
     _fire_many(shooting_range, NUM_MANY // 10)
     tasks, early = shooting_range.at_rest()
