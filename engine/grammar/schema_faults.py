@@ -12,7 +12,7 @@ from typing import Any
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLES = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else")
-_MAX_TRIES = 2000
+_MAX_TRIES = 500
 
 Check = Callable[[Any], str | None]
 

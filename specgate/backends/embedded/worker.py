@@ -180,8 +180,10 @@ def _serve(sock: socket.socket, outbox: Outbox) -> int:
         engine = build_engine(
             start.config, planner, time.perf_counter, lambda: seeds.getrandbits(63), Progress(outbox)
         )
-        threading.Thread(target=_load_tokens, args=(engine,), name="grammar-tokens", daemon=True).start()
+        tokens = threading.Thread(target=_load_tokens, args=(engine,), name="grammar-tokens", daemon=True)
+        tokens.start()
         kernels = warm_up(engine)
+        tokens.join()  # steps are timed from here on
         if start.sweep_s > 0:
             sweep(engine, start.sweep_s, time.perf_counter, emit_record, Progress(outbox))
     except (EngineError, ValueError) as error:
