@@ -58,7 +58,7 @@ class StepReplay:
         is_captured: bool,
     ) -> None:
         self._target = target
-        self._cache = cache
+        self.cache = cache
         self._is_captured = is_captured
         self._max_sequences = padded(max_sequences)
         self._spare_slot = spare_block * cache.block_size
@@ -129,7 +129,7 @@ class StepReplay:
         return hidden, logits
 
     def _compute(self, static: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self._target.forward(static, self._cache)
+        hidden = self._target.forward(static, self.cache)
         return hidden, self._target.logits(hidden)
 
     def _capture(self, static: ForwardBatch) -> _Graph:

@@ -130,7 +130,10 @@ def _layer(place: Place, section: Section, dtype: torch.dtype) -> None:
         expected_sum, expected = reference.add_rms_norm(x, added, weight, 1e-5)
         got_sum, got = rows.add_rms_norm(x.clone(), added, weight, 1e-5)
         _compare(section, f"norm{'' if added is None else ' after residual'}", got, expected, dtype)
-        section.check("residual sum is exact", torch.equal(got_sum, expected_sum))
+        if dtype is torch.bfloat16 and is_interpreted():  # which cuts bfloat16 off instead of rounding
+            _compare(section, "residual sum", got_sum, expected_sum, dtype)
+        else:
+            section.check("residual sum is exact", torch.equal(got_sum, expected_sum))
     gate_up = torch.randn(num_tokens, 2 * features, device=place.device).to(dtype)
     _compare(section, "SiLU and gate", rows.silu_mul(gate_up), reference.silu_mul(gate_up), dtype)
 

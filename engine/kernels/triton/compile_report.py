@@ -2,7 +2,7 @@
 
     python -m engine.kernels.triton.compile_report [--json FILE] [--architectures 80,90,100]
 
-Registers and spills come from ptxas, shared memory from Triton. Exit code 1 where a hot kernel
+Registers and spills are those of the compiled binary, shared memory is what Triton asks for. Exit code 1 where a hot kernel
 spills or does not compile. Shapes are those of 1B and 8B Llama models.
 """
 
@@ -217,31 +217,24 @@ def measure(specimen: Specimen, architecture: int) -> Usage:
         target=GPUTarget("cuda", architecture, 32),
         options={"num_warps": specimen.num_warps, "num_stages": specimen.num_stages},
     )
-    registers, spill_bytes = _resources(compiled.asm["ptx"])
+    registers, spill_bytes = _resources(compiled.asm["cubin"])
     return Usage(
         specimen.name, architecture, registers, spill_bytes, int(compiled.metadata.shared), specimen.num_warps
     )
 
 
-def _resources(ptx: str) -> tuple[int, int]:
-    """Registers a thread and bytes spilled, as ptxas tells them."""
-    target = re.search(r"^\.target\s+(\w+)", ptx, re.MULTILINE)
-    if target is None:
-        raise ValueError("the PTX names no target")
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ptx")
-        source.write_text(ptx)
-        # Triton brings two; which of them knows this PTX depends on its version.
-        for tool in (triton.knobs.nvidia.ptxas_blackwell.path, triton.knobs.nvidia.ptxas.path):
-            command = [tool, "-v", f"--gpu-name={target[1]}", str(source), "-o", f"{folder}/kernel.cubin"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                break
-    registers = re.search(r"Used (\d+) registers", done.stderr)
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
-    if registers is None or spills is None:
-        raise ValueError(f"ptxas says nothing of registers: {done.stderr[:200]!r}")
-    return int(registers[1]), int(spills[1]) + int(spills[2])
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers a thread and bytes of its stack, of the one kernel in a cubin. The kernels keep no arrays
+    of their own, so what is on the stack was spilled there."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", text, re.DOTALL)
+    if found is None:
+        raise ValueError(f"cuobjdump says nothing of resources: {text[:200]!r}")
+    return int(found[1]), int(found[2]) + int(found[3])
 
 
 def report(

