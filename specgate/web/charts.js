@@ -11,15 +11,18 @@ function ceiling(value) {
   return [1, 2, 2.5, 5, 10].map((m) => m * step).find((m) => m >= value * 0.999);
 }
 
-function frame(height, top, from, to, label, unit) {
+/** `floor` above 0: the y axis is logarithmic from there. */
+function frame(height, top, from, to, label, floor = 0) {
   const x = (t) => LEFT + ((t - from) / Math.max(to - from, 1e-9)) * (W - LEFT - RIGHT);
-  const y = (v) => height - BOTTOM - (v / top) * (height - TOP - BOTTOM);
+  const share = (v) => (floor ? Math.log(Math.max(v, floor) / floor) / Math.log(top / floor) : v / top);
+  const y = (v) => height - BOTTOM - share(v) * (height - TOP - BOTTOM);
   const chart = s("svg", { class: "chart", viewBox: `0 0 ${W} ${height}`, role: "img", "aria-label": label });
-  for (const share of [0, 0.5, 1]) {
-    const at = y(top * share);
+  const ticks = floor ? Array.from({ length: Math.round(Math.log10(top / floor)) + 1 }, (_, i) => floor * 10 ** i) : [0, top / 2, top];
+  for (const tick of ticks) {
+    const at = y(tick);
     chart.append(
-      s("line", { class: share ? "gridline" : "axis", x1: LEFT, x2: W - RIGHT, y1: at, y2: at }),
-      s("text", { x: LEFT - 6, y: at + 4, "text-anchor": "end" }, `${num(top * share)}${share === 1 ? unit : ""}`));
+      s("line", { class: tick === ticks[0] ? "axis" : "gridline", x1: LEFT, x2: W - RIGHT, y1: at, y2: at }),
+      s("text", { x: LEFT - 6, y: at + 4, "text-anchor": "end" }, num(tick)));
   }
   for (const share of [0, 0.25, 0.5, 0.75, 1]) {
     const anchor = share === 0 ? "start" : share === 1 ? "end" : "middle";
@@ -49,14 +52,17 @@ function runs(points, gap) {
   return out;
 }
 
-/** `series`: [{name, color (class), points: [[time, value]], area}]. */
-export function lines({ series, from, to, interval, label, unit = "", events = [], height = 150 }) {
-  const top = ceiling(Math.max(0, ...series.flatMap((one) => one.points.map((p) => p[1] ?? 0))));
-  const { chart, x, y } = frame(height, top, from, to, label, unit);
+/** `series`: [{color (class), points: [[time, value]], area}]. */
+export function lines({ series, from, to, interval, label, isLog = false, events = [], height = 150 }) {
+  const values = series.flatMap((one) => one.points.map((p) => p[1])).filter((v) => v > 0);
+  const floor = isLog ? 10 ** Math.floor(Math.log10(Math.min(...values, 1000))) : 0;
+  const most = Math.max(isLog ? 10 * floor : 0, ...values);
+  const top = isLog ? 10 ** Math.ceil(Math.log10(most)) : ceiling(most);
+  const { chart, x, y } = frame(height, top, from, to, label, floor);
   for (const one of series) {
     for (const run of runs(one.points, interval * 2.5)) {
       const path = run.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(" L");
-      const base = y(0);
+      const base = y(floor);
       if (one.area) {
         chart.append(s("path", { class: `area ${one.color}`,
           d: `M${x(run[0][0]).toFixed(1)},${base} L${path} L${x(run.at(-1)[0]).toFixed(1)},${base}Z` }));
@@ -69,10 +75,10 @@ export function lines({ series, from, to, interval, label, unit = "", events = [
 }
 
 /** `samples`: [{time, parts: {name: number}}]; `names` from the bottom up, `color` gives a class. */
-export function bars({ samples, names, color, from, to, interval, label, unit = "", events = [], height = 150 }) {
+export function bars({ samples, names, color, from, to, interval, label, events = [], height = 150 }) {
   const sum = (sample) => names.reduce((total, name) => total + (sample.parts[name] || 0), 0);
   const top = ceiling(Math.max(0, ...samples.map(sum)));
-  const { chart, x, y } = frame(height, top, from, to, label, unit);
+  const { chart, x, y } = frame(height, top, from, to, label);
   const width = Math.max(1.2, x(from + interval) - x(from) - 0.6);
   for (const sample of samples) {
     let below = 0;
@@ -141,8 +147,9 @@ export function spark(values) {
   const chart = s("svg", { viewBox: "0 0 100 26", preserveAspectRatio: "none", class: "chart", "aria-hidden": "true" });
   if (known.length < 2) return chart;
   const top = Math.max(...known, 1e-9);
-  const points = values.map((v, i) => (v === null || v === undefined ? null : [(100 * i) / (values.length - 1), 24 - (22 * v) / top]));
-  for (const run of runs(points.map((p) => p || [0, null]), 1e9)) {
+  const step = 100 / (values.length - 1);
+  const points = values.map((v, i) => [step * i, v === null || v === undefined ? null : 24 - (22 * v) / top]);
+  for (const run of runs(points, step * 1.5)) {
     chart.append(s("polyline", { class: "spark", points: run.map((p) => p.map((v) => v.toFixed(1)).join(",")).join(" ") }));
   }
   return chart;

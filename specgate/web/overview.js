@@ -78,7 +78,7 @@ export function create(ctx) {
           { color: "c-1", area: true, points: points("running") }, { color: "c-3", points: points("waiting") }] }),
         legend([["c-1", t("running")], ["c-3", t("waiting")]])),
       card(t("latency_over_time"), { size: "half", note: "ms" },
-        lines({ ...common, label: t("latency_over_time"), series: [
+        lines({ ...common, isLog: true, label: t("latency_over_time"), series: [
           { color: "c-3", points: points("queue_wait_p95_ms") }, { color: "c-2", points: points("ttft_p95_ms") }, { color: "c-1", points: points("tpot_p50_ms") }] }),
         legend([["c-3", t("queue_wait_p95")], ["c-2", "TTFT p95"], ["c-1", "TPOT p50"]])));
   }
