@@ -108,7 +108,12 @@ class GrammarCompiler:
         size = max(self._vocab_size, _num_tokens(json.loads(text)))
         import llguidance  # here, not above: who serves no grammar need not have it
 
-        return llguidance.LLTokenizer(text, n_vocab=size, eos_token=sorted(self._end_ids))
+        try:
+            return llguidance.LLTokenizer(text, n_vocab=size, eos_token=sorted(self._end_ids))
+        except ValueError as error:
+            raise RequestRefused(
+                f"no format can be kept with the tokenizer of this model: {error}", "model"
+            ) from error
 
     def _compile(self, spec: GrammarSpec) -> llguidance.LLMatcher:
         schemas = [_schema(source.text) for source in spec.schemas]

@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 
 from engine.errors import RequestRefused
 from engine.grammar.compiler import GrammarCompiler
@@ -39,6 +41,7 @@ from tests.engine.grammar_harness import (
 from tests.engine.harness import POLICIES, all_drafters, drive, request
 from tests.engine.test_service import Client, tokens
 
+WORDS = str(Tokenizer(WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]")).to_str())
 GREEDY = SamplingParams(temperature=0.0, max_tokens=160)
 SEEDED = SamplingParams(temperature=1.0, top_p=0.95, seed=11, max_tokens=160)
 CALL = (
@@ -349,6 +352,20 @@ def test_the_cache_is_bounded_and_the_least_used_goes_first() -> None:
     assert [grammars.has(spec) for spec in (a, b, c)] == [True, False, True]
     grammars.start(b)
     assert not grammars.has(a)
+
+
+@pytest.mark.parametrize(
+    ("grammars", "why"),
+    [
+        (GrammarCompiler(lambda: WORDS, 2, frozenset({0})), "decoder"),
+        (GrammarCompiler(lambda: "{}", 2, frozenset({0})), "tokenizer"),
+        (GrammarCompiler(lambda: str(tiny_tokenizer().to_str()), VOCAB, frozenset()), "no end token"),
+    ],
+)
+def test_a_model_that_cannot_keep_formats_says_so(grammars: GrammarCompiler, why: str) -> None:
+    with pytest.raises(RequestRefused, match=why) as caught:
+        grammars.load()
+    assert caught.value.param == "model"
 
 
 def test_an_engine_without_grammars_refuses_them() -> None:
