@@ -20,7 +20,7 @@ from engine.spec.draft_model import DraftModelDrafter
 from engine.spec.drafter import Drafter
 from engine.spec.head_drafter import DraftHeadDrafter
 from engine.spec.hybrid import HybridDrafter
-from engine.spec.imposed import ImposedDraftModel
+from engine.spec.imposed import ImposedDraftHead, ImposedDraftModel
 from engine.spec.ngram import NgramDrafter
 from engine.spec.planner import SpecPlanner
 from engine.spec.suffix import SuffixDrafter
@@ -123,10 +123,11 @@ def _build_draft_head(
     config: EngineConfig, draft: DraftModelConfig, target: LanguageModel
 ) -> DraftHeadDrafter:
     assert draft.source is not None
-    if config.imposed is not None:
-        raise DrafterMismatch("`imposed` is for a draft model, not for a draft head; set layers_of_target")
     head = load_draft_head(draft.source, target)
     num_blocks = draft.num_blocks or config.num_blocks
+    if config.imposed is not None:
+        acceptance = config.imposed.acceptance
+        return ImposedDraftHead(head, draft, acceptance, num_blocks=num_blocks, block_size=config.block_size)
     return DraftHeadDrafter(head, draft, num_blocks=num_blocks, block_size=config.block_size)
 
 

@@ -4,26 +4,42 @@ For benches and calibration only: it separates what speculation costs from how g
 The truth is known beforehand, so the speed-up is no drafter's merit; verification and the emitted
 text are as with any other drafter.
 
-`ImposedDrafter` costs nothing and asks an oracle. `ImposedDraftModel` pays for a real draft model's
-forwards and replaces only what they say; its truth is each prompt's answer as it once was.
+`ImposedDrafter` costs nothing and asks an oracle. `ImposedDraftModel` and `ImposedDraftHead` pay for
+a real drafter's forwards and replace only what they say; their truth is each prompt's answer as it
+once was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from engine.config import DraftModelConfig
+from engine.models.draft_head import DraftHead
 from engine.models.interface import LanguageModel
 from engine.models.spec import ModelSpec
-from engine.spec.draft_model import DraftJob, DraftModelDrafter
+from engine.spec.draft_model import DraftModelDrafter
 from engine.spec.drafter import DraftContext
+from engine.spec.head_drafter import DraftHeadDrafter
 from engine.spec.randomness import RandomKey
 from engine.spec.stub import Oracle
 from engine.spec.tree import EMPTY_TREE, DraftTree
+
+if TYPE_CHECKING:
+
+    class _Base:
+        """What `_Imposing` finds in the drafter that it is mixed into."""
+
+        def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]: ...
+        def observe(self, seq_id: str, token_ids: Sequence[int], num_accepted: int) -> None: ...
+        def end(self, seq_id: str) -> None: ...
+        def _draw(self, jobs: Sequence[Any], logits: torch.Tensor) -> None: ...
+
+else:
+    _Base = object
 
 _IMPOSED_SALT = 0xFFFFFFFF  # no root position is as large
 _MAX_ANSWERS = 20_000
@@ -166,38 +182,32 @@ class Answers:
         self._known[running.question] = tuple(running.output)
 
 
-class ImposedDraftModel(DraftModelDrafter):
-    """A draft model whose forwards run at their true cost and whose tokens are replaced.
+class _Imposing(_Base):
+    """Makes a drafter's forwards run at their true cost and replaces its tokens.
 
     The first time a prompt is asked it drafts nothing and listens; from then on its drafts of
     that prompt are right as often as imposed. Its cache holds the imposed tokens, so that what it
-    computes next is what a draft model that was right as often would have to compute.
+    computes next is what a drafter that was right as often would have to compute.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        target: ModelSpec,
-        config: DraftModelConfig,
-        acceptance: Sequence[float],
-        *,
-        num_blocks: int,
-        block_size: int,
-        answers: Truth | None = None,
-    ) -> None:
+    _acceptance: tuple[float, ...]
+    _imposed_vocab_size: int
+    _answers: Truth
+    _planned: dict[str, list[int]]
+
+    def _impose(self, acceptance: Sequence[float], vocab_size: int, answers: Truth | None) -> None:
         """`answers` None: those it has heard itself."""
-        super().__init__(model, target, config, num_blocks=num_blocks, block_size=block_size)
-        self._acceptance = check_acceptance(acceptance)
-        self._vocab_size = target.vocab_size
-        self._answers: Truth = Answers() if answers is None else answers
-        self._planned: dict[str, list[int]] = {}
+        self._acceptance = tuple(check_acceptance(acceptance))
+        self._imposed_vocab_size = vocab_size
+        self._answers = Answers() if answers is None else answers
+        self._planned = {}
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
-        """As the draft model, at most as far as the answer is known."""
+        """As the drafter, at most as far as the answer is known."""
         granted = []
         for context in contexts:
             truth = self._answers.truth(context) if context.max_draft_tokens > 0 else ()
-            planned = impose(truth, context, self._acceptance, self._vocab_size)
+            planned = impose(truth, context, self._acceptance, self._imposed_vocab_size)
             self._planned[context.seq_id] = planned
             granted.append(replace(context, max_draft_tokens=len(planned)))
         return super().propose(granted)
@@ -213,9 +223,46 @@ class ImposedDraftModel(DraftModelDrafter):
         self._planned.pop(seq_id, None)
         super().end(seq_id)
 
-    def _draw(self, jobs: Sequence[DraftJob], logits: torch.Tensor) -> None:
+    def _draw(self, jobs: Sequence[Any], logits: torch.Tensor) -> None:
         """Draw as ever, for its cost, and put the imposed token in the drawn one's place."""
         super()._draw(jobs, logits)
         for job in jobs:
             job.token_ids[-1] = self._planned[job.context.seq_id][len(job.token_ids) - 1]
             job.probs.clear()  # what is imposed was drawn from no distribution
+
+
+class ImposedDraftModel(_Imposing, DraftModelDrafter):
+    """A draft model with imposed acceptance."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        target: ModelSpec,
+        config: DraftModelConfig,
+        acceptance: Sequence[float],
+        *,
+        num_blocks: int,
+        block_size: int,
+        answers: Truth | None = None,
+    ) -> None:
+        """`answers` None: those it has heard itself."""
+        super().__init__(model, target, config, num_blocks=num_blocks, block_size=block_size)
+        self._impose(acceptance, target.vocab_size, answers)
+
+
+class ImposedDraftHead(_Imposing, DraftHeadDrafter):
+    """A draft head with imposed acceptance."""
+
+    def __init__(
+        self,
+        head: DraftHead,
+        config: DraftModelConfig,
+        acceptance: Sequence[float],
+        *,
+        num_blocks: int,
+        block_size: int,
+        answers: Truth | None = None,
+    ) -> None:
+        """`answers` None: those it has heard itself."""
+        super().__init__(head, config, num_blocks=num_blocks, block_size=block_size)
+        self._impose(acceptance, head.spec.vocab_size, answers)

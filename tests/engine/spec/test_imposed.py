@@ -10,9 +10,10 @@ from engine.config import DraftModelConfig, EngineConfig, ImposedConfig
 from engine.factory import build_drafters
 from engine.models.tiny import tiny_model
 from engine.spec.draft_model import DraftModelDrafter
-from engine.spec.imposed import ImposedDraftModel
+from engine.spec.imposed import ImposedDraftHead, ImposedDraftModel
 from engine.types import SamplingParams
 from tests.engine.harness import GREEDY, VOCAB, Run, drive, make_engine, prompt, request, target
+from tests.engine.heads import tiny_head
 
 NUM = 24
 SIZES = {"num_blocks": 256, "block_size": 4}
@@ -112,6 +113,19 @@ def test_it_is_built_where_the_config_says_so() -> None:
     assert type(build_drafters(config, model)["draft"]) is DraftModelDrafter
     config = replace(config, imposed=ImposedConfig((0.5,)))
     assert type(build_drafters(config, model)["draft"]) is ImposedDraftModel
+
+
+def test_a_draft_head_can_be_imposed_on() -> None:
+    head = tiny_head(target())
+    config = DraftModelConfig(num_speculative_tokens=4)
+    drafter = ImposedDraftHead(head, config, [1.0], num_blocks=64, block_size=4)
+    engine = make_engine({"draft": drafter})
+    first, again = (drive(engine, prompts(first=n)) for n in range(2))
+    assert all(done.stats.num_drafts == 0 for done in first.finished.values()), "it only listens"
+    assert answers(again) == answers(first)
+    assert all(
+        done.stats.num_accepted_tokens == done.stats.num_draft_tokens > 0 for done in again.finished.values()
+    )
 
 
 @pytest.mark.parametrize("bad", [(), (1.5,), (-0.1, 0.5)])
