@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist w
 # Many draws or many requests: not for `make check`.
 LONG := --ignore tests/statistical --ignore tests/engine/test_distribution.py --ignore tests/engine/test_soak.py
 
-.PHONY: help setup serve demo bench test check test-slow clean
+.PHONY: help setup serve demo bench bench-gateway bench-peers gpu-check test check test-slow clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,12 @@ test: setup  ## all tests but the slow ones
 
 bench-gateway: setup  ## what the gateway itself costs, in front of an instant upstream; writes out/bench/
 	@$(PY) -m specgate.bench.gateway $(ARGS)
+
+bench-peers: setup  ## beside llama.cpp and vLLM where PEERS="llama.cpp=FOLDER vllm=FOLDER" names their environments
+	@$(PY) scripts/bench_peers.py $(foreach peer,$(PEERS),--peer $(peer)) $(ARGS)
+
+gpu-check:  ## kernels, equality and speed on this machine's GPU, with its own python3; writes out/gpu_check.json
+	@exec python3 scripts/gpu_check $(ARGS)
 
 check: setup  ## lint, types, import rules, fast tests
 	@$(PY) -m ruff check -q .

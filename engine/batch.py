@@ -93,12 +93,15 @@ def pad_block_tables(tables: Sequence[BlockTable[int]]) -> np.ndarray:
     return padded
 
 
-def _upload(arrays: Sequence[np.ndarray], dtype: type[np.generic], device: torch.device) -> list[torch.Tensor]:
-    """The arrays as tensors of `dtype`: views of one buffer on a GPU, sent in one transfer that nobody waits for."""
+def _upload(
+    arrays: Sequence[np.ndarray], dtype: type[np.generic], device: torch.device
+) -> list[torch.Tensor]:
+    """The arrays as tensors of `dtype`: on a GPU views of one buffer, sent in
+    one transfer that nobody waits for."""
     if device.type == "cpu":
         return [torch.from_numpy(array.astype(dtype, copy=False)) for array in arrays]
     flat = torch.from_numpy(np.concatenate([array.reshape(-1).astype(dtype, copy=False) for array in arrays]))
     if device.type == "cuda":
         flat = flat.pin_memory()
-    parts = flat.to(device, non_blocking=True).split([array.size for array in arrays])
+    parts = torch.split(flat.to(device, non_blocking=True), [array.size for array in arrays])
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

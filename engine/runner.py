@@ -47,7 +47,7 @@ class ModelRunner:
             self._replay = StepReplay(target, self.cache, num_blocks, max_sequences, is_captured=is_cuda)
         self._marks: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         if is_cuda:
-            self._marks = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            self._marks = (_mark(), _mark())
         self.hidden: torch.Tensor | None = None  # [num_tokens, hidden] of the last forward
 
     @property
@@ -99,7 +99,8 @@ class ModelRunner:
         if self._marks is None:
             return None
         self._marks[1].synchronize()
-        return self._marks[0].elapsed_time(self._marks[1]) / 1e3
+        milliseconds: float = self._marks[0].elapsed_time(self._marks[1])
+        return milliseconds / 1e3
 
     def _add_prompt_logprobs(self, step: ScheduledStep, batch: Seq[BatchRow], hidden: torch.Tensor) -> int:
         """Extend `prompt_logprobs` of the sequences that want them; the number of rows that took."""
@@ -125,6 +126,10 @@ class ModelRunner:
                 assert seq.prompt_logprobs is not None
                 seq.prompt_logprobs.append(logprob)
         return len(rows)
+
+
+def _mark() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _batch_row(seq: Sequence, num_new: int, tree: DraftTree) -> BatchRow:

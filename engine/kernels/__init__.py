@@ -148,7 +148,7 @@ def kernels_in_use(device: torch.device, dtype: torch.dtype) -> str:
     """Names of the implementations that run for this device and KV dtype, for step records."""
     if uses_triton(device):
         return "attention=triton kv_write=triton verify=triton"
-    if device.type == "cpu" and _uses_c() and native.load_library() is not None:
-        if native.supports(dtype, dtype):
-            return "attention=c kv_write=c"
+    may_use_c = device.type == "cpu" and _uses_c() and native.load_library() is not None
+    if may_use_c and native.supports(dtype, dtype):
+        return "attention=c kv_write=c"
     return "attention=torch kv_write=torch"

@@ -22,7 +22,9 @@ class RMSNorm:
     def after_adding(
         self, x: torch.Tensor, delta: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream x + delta ([rows, features]; None adds nothing) and its norm. May change `x`."""
+        """The residual stream x + delta ([rows, features]; None adds nothing) and its norm.
+
+        May change `x`."""
         return add_rms_norm(x, delta, self.weight, self.eps)
 
     @property

@@ -145,8 +145,7 @@ class CausalLM:
             attended = self._attend(layer, normed, angles, batch, kv)
             x, normed = layer.mlp_norm.after_adding(x, layer.output(attended))
             delta = layer.down(silu_mul(layer.gate_up(normed)))
-        hidden = self.norm.after_adding(x, delta)[1]
-        return hidden
+        return self.norm.after_adding(x, delta)[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result, [rows, hidden] -> [rows, vocab] float32."""

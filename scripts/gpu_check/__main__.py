@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         started_s = time.perf_counter()
         try:
             section(place, report.section(name))
-        except Exception as error:  # one section's fault must not hide the others' results
+        except Exception as error:  # noqa: BLE001  # one section's fault must not hide the others' results
             report.section(name).fail(f"{type(error).__name__}: {error}")
             traceback.print_exc()
         report.took(name, time.perf_counter() - started_s)

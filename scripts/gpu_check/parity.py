@@ -64,7 +64,9 @@ def ragged_batch(
     return batch, sum(counts)
 
 
-def _compare(section: Section, name: str, got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+def _compare(
+    section: Section, name: str, got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
+) -> None:
     error = float((got.float() - expected.float()).abs().max()) if got.numel() else 0.0
     scale = max(1.0, float(expected.float().abs().max())) if got.numel() else 1.0
     section.check(
@@ -173,7 +175,9 @@ def check_verify(place: Place, section: Section) -> None:
     torch.manual_seed(4)
     settings = {
         "greedy": SamplingParams(temperature=0.0),
-        "greedy with penalties": SamplingParams(temperature=0.0, repetition_penalty=1.2, frequency_penalty=0.3),
+        "greedy with penalties": SamplingParams(
+            temperature=0.0, repetition_penalty=1.2, frequency_penalty=0.3
+        ),
         "sampled": SamplingParams(temperature=0.8),
         "top_p": SamplingParams(temperature=0.8, top_p=0.9),
         "top_k": SamplingParams(temperature=1.0, top_k=40),
@@ -199,7 +203,12 @@ def _is_equal(place: Place, params: SamplingParams, rule: AcceptRule, vocab: int
     tokens = torch.multinomial(probs, 1)[:, 0] if is_drawn else logits[:num].argmax(1)
     tree = DraftTree.chain(tuple(tokens.tolist()), probs if is_drawn else None)
     state = SamplingState(
-        params, [rng.randrange(vocab) for _ in range(9)], [1, 2], frozenset(), RandomKey(rng.getrandbits(63)), rule
+        params,
+        [rng.randrange(vocab) for _ in range(9)],
+        [1, 2],
+        frozenset(),
+        RandomKey(rng.getrandbits(63)),
+        rule,
     )
     walks = start_walks([tree], [state])
     applied = accept_rule(tree, state)

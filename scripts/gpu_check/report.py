@@ -86,7 +86,9 @@ class Report:
     @property
     def faults(self) -> list[str]:
         """What is not well."""
-        return [f"{s.name}: {row.name}" for s in self._sections.values() for row in s.rows if row.is_well is False]
+        return [
+            f"{s.name}: {row.name}" for s in self._sections.values() for row in s.rows if row.is_well is False
+        ]
 
     def table(self) -> str:
         """Everything, in order."""

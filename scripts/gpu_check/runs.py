@@ -101,7 +101,7 @@ def _run(
 
 
 def check_greedy(place: Place, section: Section) -> None:
-    """The same text under every policy, in float32 and bfloat16; a near tie in the logits may fall either way."""
+    """The same text under every policy, in float32 and bfloat16; a near tie may fall either way."""
     for dtype, tie in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):
         if dtype is torch.bfloat16 and not place.is_cuda:
             continue
@@ -125,7 +125,8 @@ def check_greedy(place: Place, section: Section) -> None:
             section.check(
                 f"{name} {method} equals baseline",
                 not faults,
-                f"{len(prompts) - num_ties - len(faults)} of {len(prompts)} identical, {num_ties} parted at a near tie"
+                f"{len(prompts) - num_ties - len(faults)} of {len(prompts)} identical, "
+                f"{num_ties} parted at a near tie"
                 + "".join(f"; {fault}" for fault in faults[:2]),
             )
         del model
@@ -138,7 +139,9 @@ def _judge(plain: Outcome, got: Outcome, tie: float) -> tuple[int, list[str]]:
     faults = []
     for prompt, expected in plain.answers.items():
         answer = got.answers[prompt]
-        at = next((i for i, pair in enumerate(zip(expected, answer, strict=False)) if pair[0] != pair[1]), None)
+        at = next(
+            (i for i, pair in enumerate(zip(expected, answer, strict=False)) if pair[0] != pair[1]), None
+        )
         if at is None:
             if len(expected) != len(answer):
                 faults.append(f"{len(answer)} tokens instead of {len(expected)}")
@@ -162,10 +165,10 @@ def check_replay(place: Place, section: Section) -> None:
     num_sequences = max(place.batches)
     num_blocks = num_sequences * per_sequence
     rng = random.Random(8)
-    for num, window in ((1, 1), (3, 1), (num_sequences, 1), (2, 5), (min(5, num_sequences), 8)):
+    for wanted, window in ((1, 1), (3, 1), (num_sequences, 1), (2, 5), (5, 8)):
         cache = model.new_cache(num_blocks + 1, BLOCK_SIZE)
         replay = StepReplay(model, cache, num_blocks, num_sequences, is_captured=place.is_cuda)
-        num = min(num, num_sequences)
+        num = min(wanted, num_sequences)
         rows = [
             BatchRow(
                 rng.choices(range(spec.vocab_size), k=window),

@@ -17,7 +17,9 @@ from engine.models.spec import ModelSpec
 from engine.models.weights import EMBEDDING, tensor_shapes
 
 
-def _llama(name: str, hidden: int, inner: int, layers: int, heads: int, head_dim: int, is_tied: bool) -> ModelSpec:
+def _llama(
+    name: str, hidden: int, inner: int, layers: int, heads: int, head_dim: int, is_tied: bool
+) -> ModelSpec:
     return ModelSpec(
         family="llama",
         vocab_size=128256,
@@ -138,10 +140,8 @@ class Place:
         num = repeats or self.repeats
         for _ in range(3 if self.is_cuda else 0):
             work()
-        times = []
-        for _ in range(num):
-            times.append(self._once(work))
-        return sorted(times)[len(times) // 2]
+        times = sorted(self._once(work) for _ in range(num))
+        return times[num // 2]
 
     def _once(self, work: Callable[[], object]) -> float:
         if not self.is_cuda:

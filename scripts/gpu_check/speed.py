@@ -53,7 +53,11 @@ def measure_verify(place: Place, section: Section) -> None:
     kinds = {
         "greedy": (SamplingParams(temperature=0.0), AcceptRule.KEYED, 1.3),
         "sampled": (SamplingParams(temperature=0.8), AcceptRule.KEYED, 3.0),
-        "sampled, top_p and top_k": (SamplingParams(temperature=0.8, top_p=0.95, top_k=50), AcceptRule.KEYED, 3.0),
+        "sampled, top_p and top_k": (
+            SamplingParams(temperature=0.8, top_p=0.95, top_k=50),
+            AcceptRule.KEYED,
+            3.0,
+        ),
         "ratio, top_p": (SamplingParams(temperature=0.8, top_p=0.95), AcceptRule.RATIO, None),
         "block, top_p": (SamplingParams(temperature=0.8, top_p=0.95), AcceptRule.BLOCK, None),
     }
@@ -64,7 +68,8 @@ def measure_verify(place: Place, section: Section) -> None:
                 return
             seconds, num_rows = _verify_seconds(place, params, rule, num_sequences, flush)
             once = num_rows * place.vocab_size * 4 / bandwidth
-            text = f"{seconds * 1e6:8.0f} us, {once / seconds * bandwidth / 1e9:6.0f} GB/s, {seconds / once:5.2f}x of one reading"
+            rate = once / seconds * bandwidth
+            text = f"{seconds * 1e6:8.0f} us, {rate / 1e9:6.0f} GB/s, {seconds / once:5.2f}x of one reading"
             figures = {"seconds": seconds, "times_one_reading": seconds / once, "num_rows": num_rows}
             label = f"{name}, {num_rows} rows"
             if limit is not None and num_sequences == 64:  # fewer rows are bound by launches
@@ -140,7 +145,9 @@ def measure_steps(place: Place, section: Section) -> None:
 def _step_seconds(place: Place, model: CausalLM, replay: StepReplay, batch_size: int, window: int) -> float:
     per_sequence = -(-(place.context + window) // BLOCK_SIZE)
     rows = [
-        BatchRow([7] * window, place.context, array("i", range(s * per_sequence, (s + 1) * per_sequence)), window)
+        BatchRow(
+            [7] * window, place.context, array("i", range(s * per_sequence, (s + 1) * per_sequence)), window
+        )
         for s in range(batch_size)
     ]
     batch = build_batch(rows, BLOCK_SIZE, place.device)

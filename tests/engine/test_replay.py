@@ -61,5 +61,7 @@ def test_long_chunks_and_large_batches_run_as_they_are() -> None:
     many = build_batch([BatchRow([1], 0, table, 1)] * 3, BLOCK_SIZE, torch.device("cpu"))
     assert replay.run(long) is None
     assert replay.run(many) is None
-    unknown = replace(build_batch([BatchRow([1], 0, table, 1)], BLOCK_SIZE, torch.device("cpu")), max_context=0)
+    unknown = replace(
+        build_batch([BatchRow([1], 0, table, 1)], BLOCK_SIZE, torch.device("cpu")), max_context=0
+    )
     assert replay.run(unknown) is None

@@ -34,7 +34,9 @@ def walk_kernel(sequence_ptr, row_ptr, token_ptr, edge_ptr, result_ptr, num_rows
         for child in range(num_nodes):
             row = first_row + 1 + child
             is_bad = tl.maximum(is_bad, tl.load(edge_ptr + 2 * num_rows + row))
-            if (tl.load(row_ptr + row * ROW_INTS + 2) == node) & (tl.load(row_ptr + row * ROW_INTS + 1) == token):
+            if (tl.load(row_ptr + row * ROW_INTS + 2) == node) & (
+                tl.load(row_ptr + row * ROW_INTS + 1) == token
+            ):
                 tl.store(result + 2 + num, token)
                 tl.store(result + 3 + max_nodes + num, child)
                 num += 1
@@ -56,9 +58,7 @@ def _target(logits_ptr, token, mask, best, temperature, edge, edge_id, mass):
 
 
 @triton.jit
-def _target_at(
-    logits_ptr, stride_row, edge_ptr, stat_ptr, num_rows, row, token, mask, temperature
-):
+def _target_at(logits_ptr, stride_row, edge_ptr, stat_ptr, num_rows, row, token, mask, temperature):
     """`_target` of a row by its number."""
     return _target(
         logits_ptr + row.to(tl.int64) * stride_row,
@@ -74,7 +74,18 @@ def _target_at(
 
 @triton.jit
 def _draw(
-    logits_ptr, stride_row, edge_ptr, stat_ptr, num_rows, row, temperature, work_ptr, is_residual, number, vocab_size, TILE: tl.constexpr
+    logits_ptr,
+    stride_row,
+    edge_ptr,
+    stat_ptr,
+    num_rows,
+    row,
+    temperature,
+    work_ptr,
+    is_residual,
+    number,
+    vocab_size,
+    TILE: tl.constexpr,
 ):
     """The first token whose cumulated mass exceeds `number` times the whole; mass from the work row
     where a draft token was refused, else from the row's own distribution."""
@@ -85,7 +96,9 @@ def _draw(
         if is_residual:
             p = tl.load(work_ptr + token, mask=mask, other=0.0)
         else:
-            p = _target_at(logits_ptr, stride_row, edge_ptr, stat_ptr, num_rows, row, token, mask, temperature)
+            p = _target_at(
+                logits_ptr, stride_row, edge_ptr, stat_ptr, num_rows, row, token, mask, temperature
+            )
         whole += tl.sum(p.to(tl.float64), axis=0)
     bound = number * whole
     before = tl.zeros([], dtype=tl.float64)
@@ -98,7 +111,9 @@ def _draw(
             if is_residual:
                 p = tl.load(work_ptr + token, mask=mask, other=0.0)
             else:
-                p = _target_at(logits_ptr, stride_row, edge_ptr, stat_ptr, num_rows, row, token, mask, temperature)
+                p = _target_at(
+                    logits_ptr, stride_row, edge_ptr, stat_ptr, num_rows, row, token, mask, temperature
+                )
             p = p.to(tl.float64)
             inside = tl.sum(p, axis=0)
             if before + inside > bound:
@@ -166,7 +181,9 @@ def ratio_kernel(
                 q_mass = tl.maximum(left.to(tl.float32), _TINY)
                 p = tl.load(work + token)
             else:
-                p = _target_at(logits_ptr, stride_row, edge_ptr, stat_ptr, num_rows, row, token, True, temperature)
+                p = _target_at(
+                    logits_ptr, stride_row, edge_ptr, stat_ptr, num_rows, row, token, True, temperature
+                )
             number = uniform(index * 0 + child, position, salt, k0, k1)
             if number * (q / q_mass).to(tl.float64) < p.to(tl.float64):
                 tl.store(result + 2 + num, token)
@@ -208,7 +225,18 @@ def ratio_kernel(
     last = index * 0
     if is_bad == 0:
         last = _draw(
-            logits_ptr, stride_row, edge_ptr, stat_ptr, num_rows, row, temperature, work, num_refused > 0, number, vocab_size, TILE
+            logits_ptr,
+            stride_row,
+            edge_ptr,
+            stat_ptr,
+            num_rows,
+            row,
+            temperature,
+            work,
+            num_refused > 0,
+            number,
+            vocab_size,
+            TILE,
         )
     tl.store(result + 2 + num, last)
     tl.store(result, num)
@@ -305,7 +333,15 @@ def block_kernel(
         if node + 1 == num_nodes:
             token = tl.load(row_ptr + (first_row + 1 + node) * ROW_INTS + 1)
             p = _target_at(
-                logits_ptr, stride_row, edge_ptr, stat_ptr, num_rows, first_row + node, token, True, temperature
+                logits_ptr,
+                stride_row,
+                edge_ptr,
+                stat_ptr,
+                num_rows,
+                first_row + node,
+                token,
+                True,
+                temperature,
             )
             q = tl.load(draft_ptr + (first_draft + node) * vocab_size + token)
             chance = _step_weight(tl.load(mass_ptr + first_draft + node), p, q)
@@ -335,7 +371,18 @@ def block_kernel(
     last = index * 0
     if is_bad == 0:
         last = _draw(
-            logits_ptr, stride_row, edge_ptr, stat_ptr, num_rows, row, temperature, work, is_residual, number, vocab_size, TILE
+            logits_ptr,
+            stride_row,
+            edge_ptr,
+            stat_ptr,
+            num_rows,
+            row,
+            temperature,
+            work,
+            is_residual,
+            number,
+            vocab_size,
+            TILE,
         )
     tl.debug_barrier()  # the drafted tokens were all written; the last one goes over one of them
     tl.store(result + 2 + num, last)

@@ -107,7 +107,10 @@ def attention_kernel(
     dim = tl.arange(0, DIM)
     is_dim = dim < HEAD_DIM
     query = tl.load(
-        query_ptr + token[:, None].to(tl.int64) * stride_query_token + head[:, None] * stride_query_head + dim[None, :],
+        query_ptr
+        + token[:, None].to(tl.int64) * stride_query_token
+        + head[:, None] * stride_query_head
+        + dim[None, :],
         mask=is_row[:, None] & is_dim[None, :],
         other=0.0,
     )
@@ -128,7 +131,9 @@ def attention_kernel(
     for begin in range(low, high, TILE_KEYS):
         at = begin + tl.arange(0, TILE_KEYS)
         is_key = at < high
-        block = tl.load(table_ptr + sequence * stride_table + at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        block = tl.load(table_ptr + sequence * stride_table + at // BLOCK_SIZE, mask=is_key, other=0).to(
+            tl.int64
+        )
         offset = block * stride_block + kv_head * stride_kv_head + (at % BLOCK_SIZE) * HEAD_DIM
         keys = tl.load(
             key_ptr + offset[None, :] + dim[:, None], mask=is_key[None, :] & is_dim[:, None], other=0.0
@@ -157,7 +162,11 @@ def attention_kernel(
     mask = is_row[:, None] & is_dim[None, :]
     if NUM_SPLITS == 1:
         attended = attended / tl.where(total > 0.0, total, 1.0)[:, None]
-        tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], attended.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(
+            out_ptr + place[:, None] * HEAD_DIM + dim[None, :],
+            attended.to(out_ptr.dtype.element_ty),
+            mask=mask,
+        )
     else:
         place = place * NUM_SPLITS + split
         num_stats = num_tokens.to(tl.int64) * (NUM_KV_HEADS * GROUP * NUM_SPLITS)
@@ -225,7 +234,9 @@ def paged_attention(
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype, device=query.device)
     if num_tokens == 0:
         return out
-    tile_rows, tile_keys, num_warps, num_stages = tile_shape(max_new * group, group, head_dim, key_cache.dtype)
+    tile_rows, tile_keys, num_warps, num_stages = tile_shape(
+        max_new * group, group, head_dim, key_cache.dtype
+    )
     tile_tokens = tile_rows // group
     num_splits, split_tokens = split_shape(max_new, max_context)
     part = stat = out

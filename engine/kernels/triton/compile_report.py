@@ -2,7 +2,8 @@
 
     python -m engine.kernels.triton.compile_report [--json FILE] [--architectures 80,90,100]
 
-Registers and spills are those of the compiled binary, shared memory is what Triton asks for. Exit code 1 where a hot kernel
+Registers and spills
+are those of the compiled binary, shared memory is what Triton asks for. Exit code 1 where a hot kernel
 spills or does not compile. Shapes are those of 1B and 8B Llama models.
 """
 
@@ -15,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class Specimen:
     name: str
     kernel: Any
     types: dict[str, str]
-    constants: dict[str, object]
+    constants: Mapping[str, object]
     num_warps: int = 4
     num_stages: int = 3
     aligned: tuple[str, ...] = ()  # integers that are multiples of 16 at run time
@@ -127,7 +128,10 @@ def _layer(dtype: torch.dtype) -> Iterator[Specimen]:
             **dict.fromkeys(
                 ("fused_ptr", "query_norm_ptr", "key_norm_ptr", "key_cache_ptr", "value_cache_ptr"), kind
             ),
-            **{"cos_ptr": "*fp32", "sin_ptr": "*fp32", "slot_ptr": "*i64", "eps": "fp32"},
+            "cos_ptr": "*fp32",
+            "sin_ptr": "*fp32",
+            "slot_ptr": "*i64",
+            "eps": "fp32",
         },
         {
             "NUM_HEADS": 32,
@@ -167,8 +171,19 @@ def _layer(dtype: torch.dtype) -> Iterator[Specimen]:
 
 def _verify() -> Iterator[Specimen]:
     ints = dict.fromkeys(
-        ("sequence_ptr", "row_ptr", "index_ptr", "node_ptr", "token_ptr", "edge_ptr", "result_ptr", "best_ptr")
-        + ("id_ptr", "touched_ptr", "entry_ptr"),
+        (
+            "sequence_ptr",
+            "row_ptr",
+            "index_ptr",
+            "node_ptr",
+            "token_ptr",
+            "edge_ptr",
+            "result_ptr",
+            "best_ptr",
+            "id_ptr",
+            "touched_ptr",
+            "entry_ptr",
+        ),
         "*i32",
     )
     floats = dict.fromkeys(

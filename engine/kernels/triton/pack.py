@@ -119,9 +119,19 @@ def pack(walks: Sequence[Walk], rules: Sequence[AcceptRule], vocab_size: int, de
         np.array(block_nodes).reshape(-1, 2),
     ]
     numbers = [np.array(settings), np.concatenate(biases)]
+    integers = _upload(columns, np.int32, device)
+    sequence_table, row_table, entry_table, touched_rows, ratio, block, nodes = integers
+    setting_table, bias_table = _upload(numbers, np.float64, device)
     return Tables(
-        *_upload(columns, np.int32, device),
-        *_upload(numbers, np.float64, device),
+        sequences=sequence_table,
+        rows=row_table,
+        entries=entry_table,
+        touched=touched_rows,
+        ratio=ratio,
+        block=block,
+        block_nodes=nodes,
+        settings=setting_table,
+        biases=bias_table,
         num_kept=counts.kept,
         max_entries=max(map(len, entries)),
         num_filtered=counts.filtered,
@@ -166,7 +176,9 @@ def _entries(walk: Walk) -> tuple[np.ndarray, np.ndarray]:
     return entries, biases
 
 
-def _upload(arrays: Sequence[np.ndarray], dtype: type[np.generic], device: torch.device) -> list[torch.Tensor]:
+def _upload(
+    arrays: Sequence[np.ndarray], dtype: type[np.generic], device: torch.device
+) -> list[torch.Tensor]:
     """Several arrays in one transfer; views of one buffer, in their own shapes."""
     # int32 keeps the bits of words without sign (seeds, salts, positions).
     flat = np.concatenate([array.reshape(-1) for array in arrays])

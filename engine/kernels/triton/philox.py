@@ -46,7 +46,9 @@ def gumbel_of(token_ids, position, salt, k0, k1):
     """Gumbel noise of arbitrary token ids (int32) at one position. position .. k1: uint32 scalars."""
     block = (token_ids // 4).to(tl.uint32)
     zero = block * 0
-    w0, w1, w2, w3 = philox4x32(block, zero + position, zero + salt, zero + GUMBEL_STREAM, zero + k0, zero + k1)
+    w0, w1, w2, w3 = philox4x32(
+        block, zero + position, zero + salt, zero + GUMBEL_STREAM, zero + k0, zero + k1
+    )
     lane = token_ids % 4
     words = tl.where(lane < 2, tl.where(lane == 0, w0, w1), tl.where(lane == 2, w2, w3))
     return to_gumbel(words)
@@ -57,7 +59,9 @@ def gumbel_run(first, position, salt, k0, k1, NUM: tl.constexpr):
     """Gumbel noise of the NUM token ids from `first` on, a multiple of 4: [NUM] float32."""
     block = ((first // 4) + tl.arange(0, NUM // 4)).to(tl.uint32)
     zero = block * 0
-    w0, w1, w2, w3 = philox4x32(block, zero + position, zero + salt, zero + GUMBEL_STREAM, zero + k0, zero + k1)
+    w0, w1, w2, w3 = philox4x32(
+        block, zero + position, zero + salt, zero + GUMBEL_STREAM, zero + k0, zero + k1
+    )
     return to_gumbel(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
 
 
@@ -66,7 +70,9 @@ def uniform(index, position, salt, k0, k1):
     """Number `index` of `RandomKey.uniform(position, ...)`: a float64 scalar in [0, 1), 53 bits."""
     block = (index // 2).to(tl.uint32)
     zero = block * 0
-    w0, w1, w2, w3 = philox4x32(block, zero + position, zero + salt, zero + UNIFORM_STREAM, zero + k0, zero + k1)
+    w0, w1, w2, w3 = philox4x32(
+        block, zero + position, zero + salt, zero + UNIFORM_STREAM, zero + k0, zero + k1
+    )
     is_even = index % 2 == 0
     high = tl.where(is_even, w0, w2) >> 5
     low = tl.where(is_even, w1, w3) >> 6

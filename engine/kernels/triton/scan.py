@@ -77,7 +77,17 @@ def scan_kernel(
 
 
 @triton.jit
-def _gather(row_ptr, score_ptr, id_ptr, vocab_size, best, temperature, window, CAPACITY: tl.constexpr, TILE: tl.constexpr):
+def _gather(
+    row_ptr,
+    score_ptr,
+    id_ptr,
+    vocab_size,
+    best,
+    temperature,
+    window,
+    CAPACITY: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """Write the tokens within `window` in order of id, up to CAPACITY; (number, mass) of all of them."""
     num = tl.zeros([], dtype=tl.int32)
     mass = tl.zeros([], dtype=tl.float64)
@@ -96,7 +106,19 @@ def _gather(row_ptr, score_ptr, id_ptr, vocab_size, best, temperature, window, C
 
 
 @triton.jit
-def _piece(first, num, is_listed, row_ptr, score_ptr, id_ptr, vocab_size, best, temperature, window, TILE: tl.constexpr):
+def _piece(
+    first,
+    num,
+    is_listed,
+    row_ptr,
+    score_ptr,
+    id_ptr,
+    vocab_size,
+    best,
+    temperature,
+    window,
+    TILE: tl.constexpr,
+):
     """Tokens, distances and mask of a piece of the candidates: of the list, or of the row where they
     are too many for the list."""
     place = first + tl.arange(0, TILE)
@@ -113,7 +135,9 @@ def _piece(first, num, is_listed, row_ptr, score_ptr, id_ptr, vocab_size, best, 
 
 
 @triton.jit
-def _up_to(key, num, is_listed, row_ptr, score_ptr, id_ptr, vocab_size, best, temperature, window, TILE: tl.constexpr):
+def _up_to(
+    key, num, is_listed, row_ptr, score_ptr, id_ptr, vocab_size, best, temperature, window, TILE: tl.constexpr
+):
     """(number, mass) of the candidates whose distance has bits at most `key`."""
     count = tl.zeros([], dtype=tl.int32)
     mass = tl.zeros([], dtype=tl.float64)
@@ -192,7 +216,9 @@ def settle_kernel(
             lacks = tl.where(top_k > 0, num < top_k, mass < top_p * total)
             while lacks & (window < reach):
                 window = tl.minimum(tl.where(window < _LAST_WINDOW, window * 4.0, float("inf")), reach)
-                num, mass = _gather(logits, scores, ids, vocab_size, best, temperature, window, CAPACITY, TILE)
+                num, mass = _gather(
+                    logits, scores, ids, vocab_size, best, temperature, window, CAPACITY, TILE
+                )
                 lacks = tl.where(top_k > 0, num < top_k, mass < top_p * total)
             is_listed = num <= CAPACITY
             # 2. top_k: the distance of the k-th, and how many stay of those that share it.
@@ -204,14 +230,34 @@ def settle_kernel(
                 while low < edge:
                     middle = low + (edge - low) // 2
                     count, _ = _up_to(
-                        middle, num, is_listed, logits, scores, ids, vocab_size, best, temperature, window, SEARCH_TILE
+                        middle,
+                        num,
+                        is_listed,
+                        logits,
+                        scores,
+                        ids,
+                        vocab_size,
+                        best,
+                        temperature,
+                        window,
+                        SEARCH_TILE,
                     )
                     if count >= top_k:
                         edge = middle
                     else:
                         low = middle + 1
                 count, mass_below = _up_to(
-                    edge - 1, num, is_listed, logits, scores, ids, vocab_size, best, temperature, window, SEARCH_TILE
+                    edge - 1,
+                    num,
+                    is_listed,
+                    logits,
+                    scores,
+                    ids,
+                    vocab_size,
+                    best,
+                    temperature,
+                    window,
+                    SEARCH_TILE,
                 )
                 num_edge = top_k - count
                 mass_left = mass_below + num_edge * tl.exp(-edge.to(tl.float32, bitcast=True)).to(tl.float64)
@@ -225,14 +271,34 @@ def settle_kernel(
                 while low < high:
                     middle = low + (high - low) // 2
                     _, mass_below = _up_to(
-                        middle, num, is_listed, logits, scores, ids, vocab_size, best, temperature, window, SEARCH_TILE
+                        middle,
+                        num,
+                        is_listed,
+                        logits,
+                        scores,
+                        ids,
+                        vocab_size,
+                        best,
+                        temperature,
+                        window,
+                        SEARCH_TILE,
                     )
                     if mass_below >= target:
                         high = middle
                     else:
                         low = middle + 1
                 _, mass_below = _up_to(
-                    high - 1, num, is_listed, logits, scores, ids, vocab_size, best, temperature, window, SEARCH_TILE
+                    high - 1,
+                    num,
+                    is_listed,
+                    logits,
+                    scores,
+                    ids,
+                    vocab_size,
+                    best,
+                    temperature,
+                    window,
+                    SEARCH_TILE,
                 )
                 each = tl.exp(-high.to(tl.float32, bitcast=True)).to(tl.float64)
                 wanted = tl.ceil((target - mass_below) / tl.maximum(each, 1e-300))
@@ -249,7 +315,17 @@ def settle_kernel(
             position = (tl.load(sequence + 7) + tl.load(row_ptr + row * ROW_INTS + 3)).to(tl.uint32)
             for first in range(0, tl.where(is_listed, num, vocab_size), SEARCH_TILE):
                 candidate, distance, mask = _piece(
-                    first, num, is_listed, logits, scores, ids, vocab_size, best, temperature, window, SEARCH_TILE
+                    first,
+                    num,
+                    is_listed,
+                    logits,
+                    scores,
+                    ids,
+                    vocab_size,
+                    best,
+                    temperature,
+                    window,
+                    SEARCH_TILE,
                 )
                 key = distance.to(tl.int32, bitcast=True)
                 is_edge = mask & (key == edge)

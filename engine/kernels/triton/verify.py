@@ -74,13 +74,30 @@ def launch(tables: Tables, logits: torch.Tensor, draft: torch.Tensor) -> torch.T
     if num_ratio:
         work = logits.new_empty((num_ratio, vocab_size))
         accept.ratio_kernel[(num_ratio,)](
-            tables.ratio, *common, work, result, stride, vocab_size, num_rows, max_nodes, TILE=_TILE, num_warps=8
+            tables.ratio,
+            *common,
+            work,
+            result,
+            stride,
+            vocab_size,
+            num_rows,
+            max_nodes,
+            TILE=_TILE,
+            num_warps=8,
         )
     if num_block:
         num_drafted = tables.num_drafted
         mass = torch.empty((2, num_drafted), dtype=torch.float64, device=logits.device)
         accept.block_mass_kernel[(len(tables.block_nodes),)](
-            tables.block_nodes, *common, mass, stride, vocab_size, num_rows, num_drafted, TILE=_TILE, num_warps=8
+            tables.block_nodes,
+            *common,
+            mass,
+            stride,
+            vocab_size,
+            num_rows,
+            num_drafted,
+            TILE=_TILE,
+            num_warps=8,
         )
         work = logits.new_empty((num_block, vocab_size))
         accept.block_kernel[(num_block,)](
@@ -100,7 +117,14 @@ def launch(tables: Tables, logits: torch.Tensor, draft: torch.Tensor) -> torch.T
     if kept is not None:
         grid = (len(tables.touched), triton.cdiv(tables.max_entries, _ENTRY_TILE))
         adjust.restore_kernel[grid](
-            tables.touched, tables.sequences, tables.rows, tables.entries, logits, kept, stride, TILE=_ENTRY_TILE
+            tables.touched,
+            tables.sequences,
+            tables.rows,
+            tables.entries,
+            logits,
+            kept,
+            stride,
+            TILE=_ENTRY_TILE,
         )
     return result
 

@@ -47,7 +47,12 @@ def test_silu_mul(dtype: torch.dtype, num_rows: int, num_features: int, device: 
 @pytest.mark.parametrize("has_norms", [False, True])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 24), (14, 2, 80)])
 def test_rotate_and_write(
-    dtype: torch.dtype, has_norms: bool, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
+    dtype: torch.dtype,
+    has_norms: bool,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    device: torch.device,
 ) -> None:
     torch.manual_seed(3)
     num_tokens, block_size = 7, 8
