@@ -45,6 +45,15 @@ async def test_the_body_arrives_byte_for_byte() -> None:
         assert server.headers[0]["X-Request-Id"] == "me"
 
 
+async def test_the_callers_trace_goes_on_and_nothing_else_by_that_name() -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with upstream() as server, proxy(settings(baseline=[server.url])) as front:
+        for given in (trace, "anything; else"):
+            body = {"model": MODEL, "messages": MESSAGES}
+            await front.client.post("/v1/chat/completions", json=body, headers={"traceparent": given})
+        assert [headers.get("traceparent") for headers in server.headers] == [trace, None]
+
+
 async def test_only_our_own_members_are_taken_out_or_put_in() -> None:
     config = OpenAIHttpConfig(pools={"baseline": PoolConfig(replicas=("http://x",), model="served-name")})
     async with upstream() as server:
