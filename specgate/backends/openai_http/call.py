@@ -90,14 +90,14 @@ class Call:
     async def batches(self) -> AsyncIterator[list[Event]]:
         """Events as they come, those that came together in one list, up to `[DONE]` or the end. Raises
         AttemptFailed."""
-        batch = self._first
+        batch, gap_s = self._first, self._config.timeouts.gap_s
         try:
-            while batch:
-                yield batch
-                if batch[-1].is_done:
-                    break
-                with self._faults():
-                    async with asyncio.timeout(self._config.timeouts.gap_s):
+            with self._faults():
+                while batch:
+                    yield batch
+                    if batch[-1].is_done:
+                        break
+                    async with asyncio.timeout(gap_s):
                         batch = await self._read_batch()
         except AttemptFailed as failure:
             self._close(failure.outcome)
