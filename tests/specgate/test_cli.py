@@ -97,7 +97,7 @@ def test_check_config_names_every_fault_of_every_file(
     lines = err.splitlines()
     assert len(lines) == 3
     assert lines[0].startswith(f"{bad}:3: models.0.backend: ")
-    assert "embedded, fake" in lines[0]
+    assert "embedded, openai_http, fake" in lines[0]
     assert lines[1].startswith(f"{bad}:4: serve: ")
     assert lines[2].startswith(f"{missing}: ")
 

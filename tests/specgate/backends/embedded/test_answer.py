@@ -127,8 +127,9 @@ def test_blocks_do_not_matter(
     outputs = blocks_of(
         ids, cuts, finish_reason=FinishReason.LENGTH, stats=SequenceStats(num_output_tokens=len(ids))
     )
-    answer = Answer(TABLE, SamplingParams(min_tokens=min_tokens), stops, 7)
+    answer = Answer(TABLE, SamplingParams(min_tokens=min_tokens), stops, 7, has_trace=True)
     deltas = run(answer, outputs)
+    assert all("".join(text for text, _ in delta.pieces) == delta.text for delta in deltas)
     expected_text, num_tokens, stop = naive(ids, stops, min_tokens)
     assert "".join(delta.text for delta in deltas) == expected_text
     assert [token for delta in deltas for token in delta.token_ids] == ids[:num_tokens]
@@ -143,6 +144,21 @@ def test_blocks_do_not_matter(
         assert last.stats.num_accepted_tokens == sum(delta.num_accepted for delta in deltas)
         assert sum(last.stats.accepted_per_position) == last.stats.num_accepted_tokens
         assert last.stats.num_accepted_tokens + last.stats.num_target_steps >= num_tokens
+
+
+def test_a_trace_tells_text_of_accepted_draft_tokens_from_the_targets_own() -> None:
+    ids = TOKENIZER.encode("one two three").ids
+    text = "".join(map(TABLE.text_of, ids))
+    held = TABLE.text_of(ids[3]) + "!"  # the fourth token's text waits: a stop string may be beginning
+    answer = Answer(TABLE, SamplingParams(), [held], 7, has_trace=True)
+    outputs = [
+        SequenceOutput("r", tuple(ids[:4]), num_accepted_tokens=3, num_draft_tokens=4, draft_method="ngram"),
+        SequenceOutput("r", tuple(ids[4:]), finish_reason=FinishReason.LENGTH, stats=SequenceStats()),
+    ]
+    pieces = [piece for delta in run(answer, outputs) for piece in delta.pieces]
+    accepted = "".join(piece for piece, method in pieces if method == "ngram")
+    assert accepted == "".join(map(TABLE.text_of, ids[:3]))
+    assert "".join(piece for piece, _ in pieces) == text
 
 
 def test_counts_after_a_stop_string_are_those_of_what_was_delivered() -> None:
