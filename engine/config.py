@@ -38,6 +38,7 @@ class DraftModelConfig:
     layers_of_target: int | None = None  # use the target's first N layers and its head
     num_blocks: int | None = None  # None: as many tokens as the target's cache holds
     catch_up_tokens: int = 256  # draft prefill per step, so that it never dominates TTFT
+    min_confidence: float = 0.0  # a draft ends before a token less likely than this to stand; 0: never
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -94,6 +95,8 @@ def _build_draft_model(
 ) -> Drafter:
     if (draft.source is None) == (draft.layers_of_target is None):
         raise DrafterMismatch("the draft model needs exactly one of `source` and `layers_of_target`")
+    if config.imposed is not None:
+        draft = replace(draft, min_confidence=0.0)  # its own confidence says nothing of imposed tokens
     if draft.source is not None and is_draft_head(draft.source):
         return _build_draft_head(config, draft, target)
     if draft.source is not None:

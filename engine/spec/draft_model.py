@@ -21,6 +21,7 @@ from engine.kv.block_manager import BlockManager, BlockTable, extend_hashes, new
 from engine.models.interface import LanguageModel
 from engine.models.spec import ModelSpec
 from engine.sampling import argmax_rows
+from engine.spec.confidence import ConfidenceStop
 from engine.spec.drafter import DraftContext
 from engine.spec.randomness import gumbel_rows
 from engine.spec.tree import EMPTY_TREE, DraftTree
@@ -109,6 +110,7 @@ class DraftModelDrafter:
         self._num_proposals = 0
         self._work = (0, 0)
         self._num_fill_tokens = 0
+        self._stop = ConfidenceStop(config.min_confidence)
 
     @property
     def num_sequences(self) -> int:
@@ -134,10 +136,12 @@ class DraftModelDrafter:
         self.end(seq_id)
 
     def observe(self, seq_id: str, token_ids: Sequence[int], num_accepted: int) -> None:
-        """Nothing to do: the next context says what was committed."""
+        """The next context says what was committed."""
+        self._stop.observe(seq_id, num_accepted)
 
     def end(self, seq_id: str) -> None:
         """Give back the sequence's blocks."""
+        self._stop.end(seq_id)
         state = self._states.pop(seq_id, None)
         if state is not None:
             self.blocks.release(state.block_table)
@@ -156,8 +160,14 @@ class DraftModelDrafter:
         trees = [EMPTY_TREE] * len(contexts)
         jobs = [job for job in map(self._job, range(len(contexts)), contexts) if job is not None]
         live, logits = self._catch_up([job for job in jobs if self._reserve(job)])
-        drafting = live
+        drafting, is_first = live, True
         while live:
+            sure = self._stop.going_on([job.context.seq_id for job in live], logits, is_first=is_first)
+            if len(sure) < len(live):
+                live, logits = [live[place] for place in sure], logits[sure]
+                if not live:
+                    break
+            is_first = False
             self._draw(live, logits)
             live = [job for job in live if len(job.token_ids) < job.num_draft]
             if live:

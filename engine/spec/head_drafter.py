@@ -22,6 +22,7 @@ from engine.config import DraftModelConfig
 from engine.kv.block_manager import BlockManager, BlockTable, new_block_table
 from engine.models.draft_head import DraftHead
 from engine.sampling import argmax_rows
+from engine.spec.confidence import ConfidenceStop
 from engine.spec.drafter import DraftContext
 from engine.spec.randomness import gumbel_rows
 from engine.spec.tree import EMPTY_TREE, DraftTree
@@ -89,6 +90,7 @@ class DraftHeadDrafter:
         self._windows: dict[str, _Window] = {}
         self._num_proposals = 0
         self._work = (0, 0, 0)
+        self._stop = ConfidenceStop(config.min_confidence)
 
     @property
     def num_hidden_rows(self) -> int:
@@ -119,10 +121,12 @@ class DraftHeadDrafter:
         self.end(seq_id)
 
     def observe(self, seq_id: str, token_ids: Sequence[int], num_accepted: int) -> None:
-        """Nothing to do: the next context has the hidden states of what was committed."""
+        """The next context has the hidden states of what was committed."""
+        self._stop.observe(seq_id, num_accepted)
 
     def end(self, seq_id: str) -> None:
         """Give back the sequence's blocks."""
+        self._stop.end(seq_id)
         window = self._windows.pop(seq_id, None)
         if window is not None:
             self.blocks.release(window.block_table)
@@ -140,9 +144,16 @@ class DraftHeadDrafter:
         trees = [EMPTY_TREE] * len(contexts)
         jobs = [job for job in map(self._job, range(len(contexts)), contexts) if job is not None]
         drafting, hidden = self._catch_up([job for job in jobs if self._reserve(job)])
-        live = drafting
+        live, is_first = drafting, True
         while live:
-            self._draw(live, self._head.logits(hidden))
+            logits = self._head.logits(hidden)
+            sure = self._stop.going_on([job.context.seq_id for job in live], logits, is_first=is_first)
+            if len(sure) < len(live):
+                live, hidden, logits = [live[place] for place in sure], hidden[sure], logits[sure]
+                if not live:
+                    break
+            is_first = False
+            self._draw(live, logits)
             going_on = [place for place, job in enumerate(live) if len(job.token_ids) < job.num_draft]
             if len(going_on) < len(live):
                 live, hidden = [live[place] for place in going_on], hidden[going_on]

@@ -260,7 +260,10 @@ ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
         "suffix": {"doc": "suffix decoding; null: not loaded"},
         "draft_model": {"doc": "a draft model or draft head as drafter; null: not loaded"},
         "hybrid": {"doc": "suffix decoding or the draft model, step by step; null: not loaded"},
-        "draft_timeout_s": {"doc": "a drafter that takes longer in a step counts as failed (timeout)", "gt": 0},
+        "draft_timeout_s": {
+            "doc": "a drafter that takes longer in a step counts as failed (timeout)",
+            "gt": 0,
+        },
         "imposed": {"doc": "the draft model's acceptance, imposed; only with benching: true"},
     },
     ImposedConfig: {
@@ -291,6 +294,11 @@ ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
         "layers_of_target": {"doc": "use the target's first N layers and its head", "ge": 1},
         "num_blocks": {"doc": "KV blocks of the draft; null: as many tokens as the target", "ge": 2},
         "catch_up_tokens": {"doc": "draft prefill a step", "ge": 1},
+        "min_confidence": {
+            "doc": "a draft ends before a token less likely than this to stand; 0: never",
+            "ge": 0,
+            "le": 0.99,
+        },
     },
 }
 """Meaning and limits of the engine's own settings, which are declared in `engine.config`."""
