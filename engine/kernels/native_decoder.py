@@ -108,14 +108,38 @@ class QuantLinear:
         size = library.specgate_packed_bytes(num_rows, num_cols, self.bits)
         storage = torch.empty(size + _CACHE_LINE, dtype=torch.uint8)
         first = -storage.data_ptr() % _CACHE_LINE
-        self._packed = storage[first : first + size]
+        packed = storage[first : first + size]
+        library.specgate_pack(weight.data_ptr(), num_rows, num_cols, self.bits, packed.data_ptr(), threads)
+        self._hold(library, packed, (num_rows, num_cols), bias)
+
+    @classmethod
+    def from_packed(
+        cls,
+        library: ctypes.CDLL,
+        packed: torch.Tensor,
+        shape: tuple[int, int],
+        bits: int,
+        bias: torch.Tensor | None = None,
+    ) -> QuantLinear:
+        """A matrix as another one packed it: `packed` [bytes] uint8, at a multiple of 64 bytes."""
+        if bits not in _BITS or packed.nbytes != library.specgate_packed_bytes(*shape, bits):
+            raise ValueError(f"{packed.nbytes} bytes hold no matrix of {shape} in {bits} bits")
+        if packed.data_ptr() % _CACHE_LINE:
+            raise ValueError(f"packed weights must lie at a multiple of {_CACHE_LINE} bytes")
+        self = cls.__new__(cls)
+        self.bits = bits
+        self._hold(library, packed, shape, bias)
+        return self
+
+    def _hold(
+        self, library: ctypes.CDLL, packed: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None
+    ) -> None:
+        num_rows, num_cols = shape
+        self.packed = packed
         self.bias = None if bias is None else bias.to(torch.float32).contiguous()
         self._library = library
-        library.specgate_pack(
-            weight.data_ptr(), num_rows, num_cols, self.bits, self._packed.data_ptr(), threads
-        )
         self.struct = QuantMatrix(
-            self._packed.data_ptr(),
+            packed.data_ptr(),
             None if self.bias is None else self.bias.data_ptr(),
             num_rows,
             num_cols,
@@ -125,7 +149,7 @@ class QuantLinear:
     @property
     def num_bytes(self) -> int:
         """Memory held, in bytes."""
-        size: int = self._packed.nbytes
+        size: int = self.packed.nbytes
         return size + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

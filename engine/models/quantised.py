@@ -18,6 +18,7 @@ from engine.kernels.native_decoder import DecoderSizes, NativeDecoder, QuantLaye
 from engine.kv.paged_cache import PagedCache
 from engine.layers.rotary import rotary_frequencies
 from engine.models.llama import Progress
+from engine.models.packed_cache import PackedCache
 from engine.models.spec import ModelSpec
 from engine.models.weights import (
     EMBEDDING,
@@ -147,22 +148,28 @@ class QuantisedLM:
 
 
 def build_quantised(
-    spec: ModelSpec, source: WeightSource, *, progress: Progress | None = None
+    spec: ModelSpec,
+    source: WeightSource,
+    *,
+    progress: Progress | None = None,
+    cache: PackedCache | None = None,
 ) -> QuantisedLM:
-    """Quantise a model from named weights, tensor by tensor.
+    """Quantise a model from named weights, tensor by tensor; packed ones come from `cache` and go there.
 
     Raises `ModelSourceError` where the weights do not fit the spec, or the kernels cannot be had.
     """
     library = _library()
     _check_sizes(spec)
     weights = CheckedWeights(spec, source, device=QuantisedLM.device, dtype=torch.float32)
-    embedding = QuantLinear(library, weights.load(EMBEDDING))
+    embedding = _matrix(library, weights, (EMBEDDING,), None, cache)
     layers = []
     for index in range(spec.num_layers):
-        layers.append(_load_layer(spec, weights, layer_prefix(index)))
+        layers.append(_load_layer(spec, weights, layer_prefix(index), cache))
         if progress is not None:
             progress("loading weights", (index + 1) / (spec.num_layers + 1))
-    head = embedding if spec.is_tied else QuantLinear(library, weights.load(HEAD))
+    head = embedding if spec.is_tied else _matrix(library, weights, (HEAD,), None, cache)
+    if cache is not None:
+        cache.save()
     if progress is not None:
         progress("loading weights", 1.0)
     return QuantisedLM(
@@ -170,12 +177,31 @@ def build_quantised(
     )
 
 
-def _load_layer(spec: ModelSpec, weights: CheckedWeights, prefix: str) -> QuantLayer:
+def _matrix(
+    library: native.Library,
+    weights: CheckedWeights,
+    names: tuple[str, ...],
+    bias: torch.Tensor | None,
+    cache: PackedCache | None,
+) -> QuantLinear:
+    """The named weights as one packed matrix, from the cache where it is there."""
+
+    def make() -> QuantLinear:
+        return QuantLinear(library, weights.load(*names), bias)
+
+    return make() if cache is None else cache.matrix("+".join(names), bias, make)
+
+
+def _load_layer(
+    spec: ModelSpec, weights: CheckedWeights, prefix: str, cache: PackedCache | None = None
+) -> QuantLayer:
     def linear(*names: str) -> QuantLinear:
-        return QuantLinear(
+        return _matrix(
             _library(),
-            weights.load(*(f"{prefix}{name}_proj.weight" for name in names)),
+            weights,
+            tuple(f"{prefix}{name}_proj.weight" for name in names),
             weights.load_if_any(*(f"{prefix}{name}_proj.bias" for name in names)),
+            cache,
         )
 
     def norm(name: str) -> torch.Tensor:

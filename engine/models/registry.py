@@ -8,10 +8,12 @@ from functools import partial
 import torch
 
 from engine.errors import ModelSourceError
+from engine.kernels import native
 from engine.models import quantised
 from engine.models.gguf_file import read_header
 from engine.models.interface import LanguageModel
 from engine.models.llama import Progress, build_model
+from engine.models.packed_cache import MIN_FILE_BYTES, open_packed_cache
 from engine.models.source import ModelFiles, resolve
 from engine.models.spec import load_spec
 
@@ -50,6 +52,10 @@ def load_model(
         from engine.models.gguf_weights import GgufWeights
 
         weights = GgufWeights(read_header(files.weights[0]), spec)
+        library = native.load_library() if dtype == QUANTISED else None
+        if library is not None and files.weights[0].stat().st_size >= MIN_FILE_BYTES:
+            cache = open_packed_cache(files.weights[0], library)
+            return quantised.build_quantised(spec, weights, progress=progress, cache=cache)
         return build(spec, weights, progress=progress)
     from engine.models.safetensors_weights import SafetensorsWeights
 
