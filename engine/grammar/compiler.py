@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_CACHED = 128
 """Compiled grammars kept, the least recently used going first; most take some tens of kilobytes."""
 
-_MAX_LEXER_STATES = 50_000  # one or two kilobytes each
+_MAX_LEXER_STATES = 50_000  # of one grammar; usual ones have some hundreds
 _MAX_ITEMS = 10_000  # of the parser at one place: schemas of a thousand optional properties pass
 
 _JSON_OPTIONS = {
@@ -50,8 +50,10 @@ class GrammarCompiler:
         vocab_size: int,
         end_ids: frozenset[int],
         max_cached: int = MAX_CACHED,
+        max_lexer_states: int = _MAX_LEXER_STATES,
     ) -> None:
-        """`vocab_size` is that of the logits; `end_ids` are the tokens that end a sequence."""
+        """`vocab_size` is that of the logits; `end_ids` are the tokens that end a sequence. An answer
+        whose pattern needs more lexer states than given ends with an error."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = end_ids
@@ -59,7 +61,7 @@ class GrammarCompiler:
         import llguidance  # here, not above: who serves no grammar need not have it
 
         self._limits = llguidance.LLParserLimits(
-            max_items_in_row=_MAX_ITEMS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+            max_items_in_row=_MAX_ITEMS, max_lexer_states=max_lexer_states, verbose_errors=False
         )
         self._tokens: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
@@ -134,7 +136,9 @@ class GrammarCompiler:
             if fault := find_fault(schema, _check_schema):
                 path, message = fault
                 raise RequestRefused(f"{source.param}{path}: {message}", source.param)
-        raise RequestRefused(f"{spec.param}: {in_one_line(matcher.get_error())}", spec.param)
+        raise RequestRefused(
+            f"{spec.param}: {in_one_line(matcher.get_error()).removesuffix(' <non-verbose/>')}", spec.param
+        )
 
 
 def _schema(text: str) -> Any:

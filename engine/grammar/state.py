@@ -63,7 +63,8 @@ class GrammarState:
             return None
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise InvalidLogits(f"the grammar cannot be followed further: {self._matcher.get_error()}")
+            why = self._matcher.get_error().partition("\n")[0]
+            raise InvalidLogits(f"the format is too complex to be kept any further: {why}")
         unwanted = list(without)
         if unwanted:
             fewer = mask.copy()

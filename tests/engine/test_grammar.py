@@ -294,6 +294,25 @@ def test_any_schema_is_kept_under_any_policy(schema: dict[str, Any], seed: int) 
         assert fits(json.loads(text_of(plain.token_ids)), schema)
 
 
+def test_a_pattern_that_grows_too_complex_ends_its_own_answer_only(greedy: dict[str, list[int]]) -> None:
+    """Its states are found while it is walked, so that it cannot be refused beforehand."""
+    complex_one = json_grammar({"type": "string", "pattern": "^(.*[a-p].{20}|.*[k-z].{19}|.*[ -M].{18})$"})
+    engine = grammar_engine({"ngram": NgramDrafter()})
+    engine.grammars = compiler(max_lexer_states=400)
+    run = drive(
+        engine,
+        [
+            request("complex", PROMPTS["person"], SEEDED, "ngram", grammar=complex_one),
+            request("plain", PROMPTS["choice"], GREEDY, "ngram", grammar=SPECS["choice"]),
+        ],
+    )
+    failed = run.finished["complex"]
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "too many states" in (failed.error or "")
+    assert 0 < len(failed.token_ids) < 160
+    assert run.finished["plain"].token_ids == greedy["choice"]
+
+
 # --- compiling --------------------------------------------------------------------------------------
 
 
