@@ -103,6 +103,8 @@ class Learner:
     def reconfigure(self, policy: PolicyConfig) -> None:
         """Other settings from now on; what was learned stays."""
         self._policy = policy
+        size = policy.acceptance_window
+        self._by_arm = {arm: deque(values, maxlen=size) for arm, values in self._by_arm.items()}
         self._p50.clear()
         self._has_news = True
 

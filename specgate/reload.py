@@ -22,9 +22,12 @@ from specgate.rollouts import load_rollouts
 
 logger = logging.getLogger(__name__)
 
-RESTART_ONLY = (
-    "models", "server.host", "server.port", "learning", "benching", "guards.force_path", "canary.state_path",
+LIVE = (
+    "server", "auth", "requests", "admission", "policy", "guards", "canary", "decision_log", "logging",
+    "costs",
 )  # fmt: skip
+RESTART_ONLY = ("server.host", "server.port", "guards.force_path", "canary.state_path")
+"""Exceptions within those sections. A section that is not listed as live needs a restart."""
 
 
 def changes(old: Any, new: Any, path: str = "") -> Iterator[str]:
@@ -42,7 +45,7 @@ def changes(old: Any, new: Any, path: str = "") -> Iterator[str]:
 
 def needs_restart(path: str) -> bool:
     """Whether a change of this setting cannot be applied to a running server."""
-    return any(path == fixed or path.startswith(f"{fixed}.") for fixed in RESTART_ONLY)
+    return path.partition(".")[0] not in LIVE or path in RESTART_ONLY
 
 
 class Reloader:
@@ -73,9 +76,12 @@ class Reloader:
             except ApiError as error:
                 self._gateway.metrics.reloaded(error.default_code or "error")
                 logger.error("the configuration stays as it was: %s", error.message)
+                self._gateway.telemetry.events.add("config", f"stays as it was: {error.message}", "error")
                 raise
         self._gateway.metrics.reloaded("ok")
-        logger.info("the configuration was reloaded; changed: %s", ", ".join(changed) or "nothing")
+        said = ", ".join(changed) or "nothing"
+        logger.info("the configuration was reloaded; changed: %s", said)
+        self._gateway.telemetry.events.add("config", f"reloaded; changed: {said}")
         return changed
 
     async def _reload_quietly(self) -> None:

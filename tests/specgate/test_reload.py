@@ -37,6 +37,10 @@ def test_changes_are_named_to_the_leaf() -> None:
     found = list(changes(old, new))
     assert found == ["models.0.fake.step_s", "server.port", "server.drain_grace_s", "admission.max_queue"]
     assert [path for path in found if needs_restart(path)] == ["models.0.fake.step_s", "server.port"]
+    for fixed in ("learning.folder", "telemetry.x", "benching", "guards.force_path", "canary.state_path"):
+        assert needs_restart(fixed)
+    for live in ("policy.router", "guards.load.max_rho", "canary.folder", "costs.currency", "auth.api_keys"):
+        assert not needs_restart(live)
     more = replace(old, models=old.models * 2)
     assert list(changes(old, more)) == ["models"]
 
