@@ -356,7 +356,7 @@ def _add_routes(app: web.Application) -> None:
             web.get("/version", operations.version),
             web.get("/openapi.json", operations.openapi),
             web.get("/ui", ui.page),
-            web.get("/ui/{name}", ui.file),
+            web.get("/ui/{name:.*}", ui.file),
             web.get("/admin/state", admin.state),
             web.get("/admin/events", console.events),
             web.get("/admin/history", console.history),

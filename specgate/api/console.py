@@ -50,7 +50,9 @@ class Console:
         return self._send(http, PAGE)
 
     async def file(self, http: web.Request) -> web.Response:
-        """GET /ui/{name}"""
+        """GET /ui/{name}; without a name it leads to the page."""
+        if not http.match_info["name"]:
+            return web.Response(status=308, headers={"Location": "../ui"})
         return self._send(http, http.match_info["name"])
 
     def _send(self, http: web.Request, name: str) -> web.Response:

@@ -12,7 +12,7 @@ const WORDS = {
   no_data: ["No data yet.", "暂无数据。"], up_for: ["up {0}", "已运行 {0}"],
   theme: ["Theme", "主题"], theme_auto: ["System", "跟随系统"], theme_light: ["Light", "浅色"], theme_dark: ["Dark", "深色"],
   language: ["Language", "语言"], served_model: ["Model", "模型"],
-  cancel: ["Cancel", "取消"], confirm: ["Confirm", "确认"], close: ["Close", "关闭"], save: ["Save", "保存"], keys: ["Keys", "密钥"],
+  cancel: ["Cancel", "取消"], confirm: ["Confirm", "确认"], save: ["Save", "保存"], keys: ["Keys", "密钥"],
   keys_title: ["Keys for this server", "此服务器的密钥"],
   keys_text: ["Kept in this tab only, until it is closed.", "仅保存在此标签页，关闭后即清除。"],
   admin_token: ["Admin token", "管理令牌"], api_key: ["API key, for Try it", "API 密钥（用于试用）"],
@@ -37,9 +37,9 @@ const WORDS = {
   // decisions
   time: ["Time", "时间"], task: ["Task", "任务"], policy: ["Policy", "策略"], reason: ["Reason", "原因"], outcome: ["Outcome", "结果"],
   tokens: ["Tokens", "Token 数"], draft_tokens: ["Draft tokens", "草稿 token"], mean_length: ["Mean acceptance length", "平均接受长度"],
-  beside: ["measured, and predicted beneath", "实测值，下方为预测值"], predicted: ["predicted", "预测"], measured: ["measured", "实测"],
+  beside: ["measured, and predicted beneath", "实测值，下方为预测值"], predicted: ["predicted", "预测"],
   candidates: ["Candidates", "候选策略"], why_not: ["Why not", "未选原因"], chosen: ["chosen", "已选"], allowed: ["allowed", "允许"], not_allowed: ["not allowed", "不允许"],
-  terms: ["What makes up the predicted E2E", "预测 E2E 的构成"], term: ["Term", "项"], value: ["Value", "数值"], coefficient: ["Coefficient", "系数"], effect: ["ms", "毫秒"], sum: ["Sum", "合计"],
+  terms: ["What makes up the predicted E2E", "预测 E2E 的构成"], term: ["Term", "项"], value: ["Value", "数值"], sum: ["Sum", "合计"],
   no_decisions: ["No request was decided yet.", "尚无已决策的请求。"], filter: ["Filter", "筛选"], any: ["any", "全部"], unfold: ["Show terms", "展开"], changes: ["Policy changes", "策略变更"],
   from_token: ["from token {0}: {1}, {2}", "自第 {0} 个 token：{1}，{2}"], probabilities: ["Task probabilities", "任务概率"], load_seen: ["Load as seen", "当时负载"],
   request_id: ["Request", "请求"], tenant: ["Tenant", "租户"], expected_output: ["Expected output", "预计输出"], target_steps: ["Target steps", "目标步数"], steps_saved: ["Steps saved", "节省步数"], device_time: ["Device time", "设备时间"],
@@ -52,8 +52,8 @@ const WORDS = {
   equation: ["What a step costs", "一步的耗时"], equation_note: ["fitted online from {0} steps", "由 {0} 步在线拟合"], decode_step: ["decode step", "解码步"], prefill_step: ["prompt step", "提示步"], drafting: ["drafting with {0}", "{0} 起草"],
   scatter: ["Predicted against measured", "预测与实测"], scatter_note: ["steps, ms; band: within 20 %", "步，毫秒；灰带：20 % 以内"], predicted_ms: ["predicted, ms", "预测，毫秒"], measured_ms: ["measured, ms", "实测，毫秒"],
   fit: ["How good it is", "拟合质量"], kind: ["Steps", "步类型"], scored: ["Scored", "计分"], bias: ["Bias", "偏差"], noise: ["Scatter of equal work", "同等工作离散度"],
-  yields: ["What each policy yields now", "各策略当前收益"], speedup_now: ["Speed-up now", "当前加速比"], capacity: ["Capacity, requests/s", "容量，请求/秒"], per_step: ["Tokens per step", "每步 token"], load_free: ["Prompt and answer alone", "空载耗时"], break_even: ["Break-even load", "盈亏平衡负载"], never: ["never pays", "不划算"], always: ["pays at any load", "任何负载都划算"],
-  u_steps: ["", ""], u_seq: ["sequences", "序列"], u_tok: ["tokens", "token"], u_kv: ["KV tokens", "KV token"], u_sample: ["sampled rows", "采样行"], u_ptok: ["prompt tokens", "提示 token"], u_other: ["other tokens", "其他 token"], u_call: ["calls", "调用"], u_fill: ["tokens read up on", "补读 token"], u_above: ["tokens beyond the knee", "拐点后 token"],
+  yields: ["What each policy yields now", "各策略当前收益"], speedup_now: ["Speed-up now", "当前加速比"], capacity: ["Capacity, requests/s", "容量，请求/秒"], per_step: ["Tokens per step", "每步 token"], load_free: ["Prompt and answer alone", "空载耗时"],
+  u_seq: ["sequences", "序列"], u_tok: ["tokens", "token"], u_kv: ["KV tokens", "KV token"], u_sample: ["sampled rows", "采样行"], u_ptok: ["prompt tokens", "提示 token"], u_other: ["other tokens", "其他 token"], u_call: ["calls", "调用"], u_fill: ["tokens read up on", "补读 token"], u_above: ["tokens beyond the knee", "拐点后 token"],
   // rollouts
   no_rollouts: ["No rollout is configured. Put files into canary.folder; see configs/canary/.", "未配置灰度发布。请在 canary.folder 放入文件，见 configs/canary/。"], stage: ["stage {0} of {1}", "第 {0} / {1} 阶段"], share: ["share of traffic", "流量占比"], still_needed: ["Still needed", "仍需"],
   guardrail: ["Guardrail", "约束"], limit: ["Limit", "上限"], batches: ["Batches", "批次"], verdict: ["Verdict", "判定"], promote: ["Promote", "推进"], pause: ["Pause", "暂停"], resume: ["Resume", "恢复"], rollback: ["Roll back", "回滚"],
@@ -67,7 +67,7 @@ const WORDS = {
   explain_title: ["What would be decided", "将如何决策"], explain_note: ["a request body; nothing is run", "请求体；不会真正执行"], explain_button: ["Explain", "解释"], bad_json: ["This is not JSON: {0}", "不是有效的 JSON：{0}"], would_be: ["would be chosen", "将被选用"], refused_with: ["It would be refused", "将被拒绝"],
   // chat
   chat_title: ["Ask the model", "向模型提问"], chat_note: ["tokens that came from accepted drafts are coloured", "来自被接受草稿的 token 以颜色标出"], message: ["Message", "消息"], send: ["Send", "发送"], stop: ["Stop", "停止"], clear: ["Clear", "清空"], temperature: ["Temperature", "温度"], max_tokens: ["Max tokens", "最多 token"], auto: ["auto", "自动"], example: ["Name three rivers in Europe, and say in one sentence each where they rise.", "请说出欧洲的三条河流，并各用一句话说明发源地。"],
-  from_target: ["from the target", "来自目标模型"], accepted_from: ["accepted from {0}", "接受自 {0}"], you: ["You", "你"], answer: ["Answer", "回答"], finished: ["finished: {0}", "结束：{0}"], target_steps_for: ["{0} target steps for {1} tokens", "{1} 个 token 用了 {0} 个目标步"],
+  from_target: ["from the target", "来自目标模型"], accepted_from: ["accepted from {0}", "接受自 {0}"], target_steps_for: ["{0} target steps for {1} tokens", "{1} 个 token 用了 {0} 个目标步"],
 };
 
 let language = 0;

@@ -108,6 +108,9 @@ async def test_the_chat_streams_and_colours_accepted_tokens() -> None:
         facts = await shown.text(".chat .facts")
         assert "7 target steps for 21 tokens" in facts
         assert await shown.page.is_enabled("#chat-send")
+        await shown.go("costs")
+        await shown.go("chat")  # what was said is still there
+        assert await shown.text("[data-answer]") == "Hello there, 世界! Bye."
 
 
 async def test_the_kill_switch_asks_acts_and_is_lifted() -> None:

@@ -192,6 +192,8 @@ async def test_the_page_and_its_files_come_with_a_strict_policy_and_without_a_ke
             again = await server.client.get(f"/ui/{name}", headers={"If-None-Match": file.headers["ETag"]})
             assert again.status_code == 304
         assert (await server.client.get("/ui/nothing.js")).status_code == 404
+        led = await server.client.get("/ui/", follow_redirects=True)
+        assert (led.url.path, led.text) == ("/ui", page.text)
         async with httpx.AsyncClient() as raw:
             assert (await raw.get(f"{server.url}/ui/..%2Fapp.py")).status_code == 404
 
