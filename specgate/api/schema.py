@@ -123,6 +123,22 @@ TOOLS: JsonSchema = {
 }
 
 
+RESPONSE_FORMAT = _closed(
+    {
+        "type": _TEXT | {"description": "text, json_object or json_schema"},
+        "json_schema": _closed(
+            {
+                "name": _TEXT,
+                "description": _TEXT,
+                "schema": _OBJECT,
+                "strict": {"type": "boolean", "description": "the schema is enforced either way"},
+            }
+        ),
+    },
+    ("type",),
+)
+
+
 def _common(limits: RequestsConfig) -> JsonSchema:
     return {
         "model": _TEXT,
@@ -180,11 +196,14 @@ def chat_schema(limits: RequestsConfig) -> JsonSchema:
         "logprobs": {"type": "boolean"},
         "top_logprobs": _integer(0, limits.max_logprobs),
         "tools": TOOLS,
-        "tool_choice": {"anyOf": [_TEXT, _OBJECT]},
+        "tool_choice": {
+            "anyOf": [_TEXT, _OBJECT],
+            "description": "none, auto, required, or an object of type function or allowed_tools",
+        },
         "functions": {"type": "array", "items": _OBJECT, "maxItems": 1024},
         "function_call": {"anyOf": [_TEXT, _OBJECT]},
         "parallel_tool_calls": {"type": "boolean"},
-        "response_format": {"type": "object", "properties": {"type": _TEXT}, "required": ["type"]},
+        "response_format": RESPONSE_FORMAT,
         "modalities": {"type": "array", "items": _TEXT},
         "audio": _OBJECT,
         "prediction": _OBJECT,

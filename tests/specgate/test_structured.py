@@ -87,6 +87,8 @@ FAULTS: list[tuple[dict[str, Any], str, str]] = [
     (schema_of(schema=SCHEMA), "response_format.json_schema.name", "letters"),
     (schema_of(name="a b"), "response_format.json_schema.name", "letters"),
     (schema_of(name="n", schema=[]), "response_format.json_schema.schema", "an object"),
+    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", "json_schema"),
+    (schema_of(name="n", schemas={}), "response_format.json_schema.schemas", "'schema'"),
     (schema_of(name="n", strict="yes"), "response_format.json_schema.strict", "true or false"),
     (schema_of(name="n", schema=LONG), "response_format.json_schema.schema", "at most 600"),
     ({"tools": [{"type": "custom", "custom": {"name": "c"}}]}, "tools[0].type", "only 'function'"),
