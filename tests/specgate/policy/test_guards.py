@@ -414,3 +414,17 @@ class GuardMachine(RuleBasedStateMachine):
 
 GuardMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestGuardMachine = GuardMachine.TestCase
+
+
+def test_other_limits_act_from_the_next_look_on_and_doors_stay_until_then() -> None:
+    panel = GuardPanel(CONFIG, LIMITS)
+    assert panel.look(at(0, requests_per_s=11))
+    shut = panel.shut.entries
+    assert shut
+    panel.reconfigure(CONFIG, replace(LIMITS, max_requests_per_s=100.0))
+    assert panel.shut.entries == shut
+    later = CONFIG.timing.cooldown_s + 1
+    assert {change.after for change in panel.look(at(later, requests_per_s=11))} == {DoorState.ALLOWED}
+    assert panel.shut.entries == ()
+    panel.reconfigure(replace(CONFIG, load=LoadGuard(mode="off")), LIMITS)
+    assert panel.look(at(later + 1, requests_per_s=11)) == []
