@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from specgate import __version__
+from specgate.api.console import since_of
 from specgate.api.generate import caller_of, endpoint_of
 from specgate.api.http import json_response, read_json
 from specgate.api.jsoncheck import check
@@ -123,11 +124,11 @@ def _refused(gateway: Gateway, body: Mapping[str, Any], error: ApiError) -> dict
 
 
 async def decisions(http: web.Request) -> web.Response:
-    """GET /admin/decisions?limit=N: newest first."""
+    """GET /admin/decisions?limit=N&since=T: newest first, those that ended after T."""
     text = http.query.get("limit", "100")
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MAX_DECISIONS):
         raise BadRequest(f"'limit' must be a whole number from 1 to {_MAX_DECISIONS}.", "limit")
-    return json_response({"decisions": http.app[GATEWAY].log.last(int(text))})
+    return json_response({"decisions": http.app[GATEWAY].log.last(int(text), since_of(http))})
 
 
 async def policy(http: web.Request) -> web.Response:

@@ -86,14 +86,7 @@ async def history(http: web.Request) -> web.Response:
     name = http.query.get("range", "30m")
     if name not in RANGES:
         raise BadRequest(f"'range' must be one of: {', '.join(RANGES)}.", "range")
-    text = http.query.get("since", "0")
-    try:
-        since = float(text)
-    except ValueError:
-        since = math.nan
-    if not math.isfinite(since):
-        raise BadRequest("'since' must be a Unix time in seconds.", "since")
-    return json_response(http.app[GATEWAY].telemetry.history.samples(name, since))
+    return json_response(http.app[GATEWAY].telemetry.history.samples(name, since_of(http)))
 
 
 async def predictions(http: web.Request) -> web.Response:
@@ -109,6 +102,17 @@ async def predictions(http: web.Request) -> web.Response:
         for name, model in http.app[GATEWAY].models.items()
     }
     return json_response({"models": models})
+
+
+def since_of(http: web.Request) -> float:
+    """The parameter `since`; 0 without one. Raises BadRequest."""
+    try:
+        since = float(http.query.get("since", "0"))
+    except ValueError:
+        since = math.nan
+    if not math.isfinite(since):
+        raise BadRequest("'since' must be a Unix time in seconds.", "since")
+    return since
 
 
 def _whole_number(http: web.Request, name: str, otherwise: int, most: int) -> int:

@@ -36,13 +36,13 @@ _LIMIT = {
     "name": "limit", "in": "query", "required": False,
     "schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
 }  # fmt: skip
-_HISTORY = [
-    {"name": "range", "in": "query", "required": False, "schema": {"type": "string", "enum": ["30m", "24h"]}},
-    {
-        "name": "since", "in": "query", "required": False, "schema": {"type": "number"},
-        "description": "Unix seconds; only intervals that start later",
-    },
-]  # fmt: skip
+_SINCE = {
+    "name": "since", "in": "query", "required": False, "schema": {"type": "number"},
+    "description": "Unix seconds; only what is later",
+}  # fmt: skip
+_RANGE = {
+    "name": "range", "in": "query", "required": False, "schema": {"type": "string", "enum": ["30m", "24h"]},
+}  # fmt: skip
 _REQUEST_ID = {
     "name": "X-Request-Id", "in": "header", "required": False, "schema": {"type": "string", "maxLength": 128},
     "description": "kept if it consists of letters, digits and ._:/+=@-; else one is made",
@@ -70,10 +70,10 @@ def openapi_document(limits: RequestsConfig) -> dict[str, Any]:
         "/ui/{name}": {"get": _get("A file of the web console", parameters=[_path_parameter("name")])},
         "/admin/state": {"get": _get("Load, guards, acceptance, costs", admin)},
         "/admin/events": {"get": _get("What happened, newest first", admin, [_LIMIT])},
-        "/admin/history": {"get": _get("Load, latency and policy mix by interval", admin, _HISTORY)},
+        "/admin/history": {"get": _get("Load, latency and policy mix by interval", admin, [_RANGE, _SINCE])},
         "/admin/predictions": {"get": _get("Step times, predicted and measured", admin)},
         "/admin/explain": {"post": _post("What would be decided, and why", "ChatRequest", admin)},
-        "/admin/decisions": {"get": _get("The last decisions", admin, [_LIMIT])},
+        "/admin/decisions": {"get": _get("The last decisions", admin, [_LIMIT, _SINCE])},
         "/admin/policy": {"put": _post("Kill switch", "Force", admin)},
         "/admin/canary/{name}/{action}": {
             "post": _get(

@@ -5,7 +5,9 @@ No text of prompts or answers. A disk that is full or gone costs lines, never a 
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -58,9 +60,10 @@ class DecisionLog:
         if self._path is not None:
             self._write(self._path, msgspec.json.encode(entry) + b"\n")
 
-    def last(self, limit: int) -> list[dict[str, Any]]:
-        """Newest first."""
-        return [self._ring[-1 - i] for i in range(min(limit, len(self._ring)))]
+    def last(self, limit: int, since: float = -math.inf) -> list[dict[str, Any]]:
+        """Newest first; those that ended after `since` (Unix seconds)."""
+        newest = (self._ring[-1 - i] for i in range(min(limit, len(self._ring))))
+        return list(itertools.takewhile(lambda entry: entry["time"] > since, newest))
 
     def close(self) -> None:
         """Close the file; `add` would open it again."""

@@ -13,7 +13,7 @@ import * as explain from "./explain.js";
 import * as chat from "./chat.js";
 
 const PAGES = { overview, decisions, guards, model, rollouts, costs, explain, chat };
-const EVERY_MS = 2000, SLOW_MS = 10000, MAX_SAMPLES = { "30m": 360, "24h": 288 };
+const EVERY_MS = 2000, SLOW_MS = 10000, MAX_DECISIONS = 60, MAX_SAMPLES = { "30m": 360, "24h": 288 };
 const find = (id) => document.getElementById(id);
 const kept = (name, otherwise) => localStorage.getItem(`specgate.${name}`) || otherwise;
 const keep = (name, value) => localStorage.setItem(`specgate.${name}`, value);
@@ -48,7 +48,10 @@ async function poll(isForced = false) {
   const wanted = [call("admin/state").then((x) => { ctx.state = x; })];
   if (page === "overview") wanted.push(call("admin/events?limit=200").then((x) => { ctx.events = x.events; }), fetchHistory("30m"));
   if (page === "overview" && ctx.range === "24h" && isSlowDue) wanted.push(fetchHistory("24h"));
-  if (page === "decisions") wanted.push(call("admin/decisions?limit=60").then((x) => { ctx.decisions = x.decisions; }));
+  if (page === "decisions") {
+    const since = ctx.decisions[0]?.time ?? 0;
+    wanted.push(call(`admin/decisions?limit=${MAX_DECISIONS}&since=${since}`).then((x) => { ctx.decisions = [...x.decisions, ...ctx.decisions].slice(0, MAX_DECISIONS); }));
+  }
   if (page === "model" && isSlowDue) wanted.push(call("admin/predictions").then((x) => { ctx.predictions = x.models; }));
   if (isSlowDue) slowAt = Date.now();
   await Promise.all(wanted);

@@ -129,6 +129,18 @@ async def test_history_has_the_policy_mix_and_tokens() -> None:
             assert (await server.client.get(f"/admin/history?{query}")).status_code == 400
 
 
+async def test_only_newer_decisions_are_sent_where_that_is_asked() -> None:
+    async with running() as server:
+        for _ in range(3):
+            await server.chat(max_tokens=2)
+        await server.settled()
+        told = (await server.client.get("/admin/decisions")).json()["decisions"]
+        since = told[1]["time"]
+        newer = (await server.client.get(f"/admin/decisions?since={since!r}")).json()["decisions"]
+        assert newer == told[:1]
+        assert (await server.client.get("/admin/decisions?since=inf")).status_code == 400
+
+
 async def test_predictions_are_pairs_by_kind_of_step() -> None:
     async with running(step_s=0.031) as server:
         await server.chat(max_tokens=20)
