@@ -234,7 +234,6 @@ class Pipeline:
         if self.switches.takes_nothing:
             raise Draining("The server is draining and takes no new requests.")
         model = self.find(request.model)
-        model.meter.arrived()
         status = model.backend.status()
         if not status.is_ready:
             raise NotReady(f"The model is not ready: {status.detail}.")
@@ -246,6 +245,7 @@ class Pipeline:
         if wrong := unknown_policy(request.overrides, model.backend.card.methods):
             raise BadRequest(f"The {wrong}", "specgate.policy", code="unknown_policy")
         _check_token_ids(request, model.backend.card)
+        model.meter.arrived()  # not before: callers that are refused and try again are no load
         return model
 
     async def _encode(self, model: ServedModel, request: GenerationRequest) -> tuple[Prompt, ...]:

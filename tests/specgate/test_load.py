@@ -41,3 +41,16 @@ async def test_the_meter_has_a_request_that_still_runs() -> None:
         await asyncio.gather(task, return_exceptions=True)
         await server.settled()
         assert len(meter._waits) == 1
+
+
+async def test_refused_callers_who_try_again_are_no_load() -> None:
+    async with running() as server:
+        meter = server.gateway.models[MODEL].meter
+        for _ in range(3):
+            assert (await server.chat(specgate={"policy": "eagle"})).status_code == 400
+        server.fake.is_ready = False
+        assert (await server.chat()).status_code == 503
+        server.fake.is_ready = True
+        assert len(meter._arrivals) == 0
+        assert (await server.chat()).status_code == 200
+        assert len(meter._arrivals) == 1
