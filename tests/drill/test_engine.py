@@ -18,6 +18,7 @@ Told = Callable[[str, float], None]
 @pytest.mark.parametrize("phase", ["prefill", "decode", "verify"])
 def test_killed_in_the_middle_of_a_step(drill: Drill, recovered: Told, phase: str) -> None:
     restarts = drill.metric("specgate_engine_restarts_total")
+    retried = drill.metric("specgate_retried_answers_total")
     policy = "ngram" if phase == "verify" else "baseline"
     with drill.load(policy).running() as load:
         load.wait_answers(6)
@@ -27,6 +28,9 @@ def test_killed_in_the_middle_of_a_step(drill: Drill, recovered: Told, phase: st
         recovered(f"engine killed in {phase}", load.wait_answers(6, since_s=died_s) - died_s)
     assert drill.metric("specgate_engine_restarts_total") == restarts + 1
     assert load.counts()["gone"] == 0  # the gateway was there all along
+    if phase == "prefill":  # whose prompt it was has seen no token, and is begun again
+        assert drill.metric("specgate_retried_answers_total") > retried
+        assert drill.metric("specgate_retried_seconds_total") > 0
     drill.check_rest()
 
 
