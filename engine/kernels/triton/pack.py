@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.kernels.triton.launch import upload
+from engine.batch import upload_together
 from engine.sampling_state import has_filters, has_penalties
 from engine.spec.walk import Walk
 from engine.types import AcceptRule
@@ -119,9 +119,11 @@ def pack(walks: Sequence[Walk], rules: Sequence[AcceptRule], vocab_size: int, de
         np.array(block_nodes).reshape(-1, 2),
     ]
     numbers = [np.array(settings), np.concatenate(biases)]
-    integers = _upload(columns, np.int32, device)
+    # int32 keeps the bits of words without sign (seeds, salts, positions).
+    words = [column.astype(np.int64).astype(np.uint32).view(np.int32) for column in columns]
+    integers = upload_together(words, np.int32, device)
     sequence_table, row_table, entry_table, touched_rows, ratio, block, nodes = integers
-    setting_table, bias_table = _upload(numbers, np.float64, device)
+    setting_table, bias_table = upload_together(numbers, np.float64, device)
     return Tables(
         sequences=sequence_table,
         rows=row_table,
@@ -174,15 +176,3 @@ def _entries(walk: Walk) -> tuple[np.ndarray, np.ndarray]:
     for token, bias in params.logit_bias.items():
         biases[place[token]] = bias
     return entries, biases
-
-
-def _upload(
-    arrays: Sequence[np.ndarray], dtype: type[np.generic], device: torch.device
-) -> list[torch.Tensor]:
-    """Several arrays in one transfer; views of one buffer, in their own shapes."""
-    # int32 keeps the bits of words without sign (seeds, salts, positions).
-    flat = np.concatenate([array.reshape(-1) for array in arrays])
-    if dtype is np.int32:
-        flat = flat.astype(np.int64).astype(np.uint32).view(np.int32)
-    parts = upload(flat.astype(dtype, copy=False), device).split([array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
