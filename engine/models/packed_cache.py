@@ -91,7 +91,7 @@ class PackedCache:
             with temporary.open("wb") as file:
                 crc = 0
                 for _, tensor in self._new:
-                    crc = zlib.crc32(tensor.numpy(), crc)
+                    crc = zlib.crc32(tensor.numpy().data, crc)
                 entries = [asdict(entry) for entry, _ in self._new]
                 header = json.dumps({"entries": entries, "crc32": crc, "num_bytes": self._end}).encode()
                 file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
@@ -133,7 +133,7 @@ class PackedCache:
         data = mapped[start:]
         crc = 0
         for entry in entries:
-            crc = zlib.crc32(data[entry.offset : entry.offset + entry.num_bytes], crc)
+            crc = zlib.crc32(data[entry.offset : entry.offset + entry.num_bytes].data, crc)
         if crc != header["crc32"]:
             raise ValueError("its checksum is wrong")
         self._data = torch.from_numpy(data)
