@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also learn from each prompt with its `reference`, read and not answered: a tenth of the time",
     )  # fmt: skip
     training = parser.add_argument_group("train")
+    training.add_argument("--start", type=Path, metavar="HEAD", help="begin with the weights of this head")
     training.add_argument("--steps", type=int, default=2000)
     training.add_argument("--rounds", type=int, default=3, help="draft tokens unrolled")
     training.add_argument("--layers", type=int, default=1, help="decoder layers of the head")
@@ -228,7 +229,22 @@ def _trainer(args: argparse.Namespace, target: CausalLM, samples: list[Sample]) 
         seed=args.seed,
     )
     tables = TargetTables(target, json.loads(path.read_text(encoding="utf-8")), device=args.device)
-    return Trainer(tables, samples, args.out / "training", config, time.monotonic)
+    trainer = Trainer(tables, samples, args.out / "training", config, time.monotonic)
+    if args.start is not None and trainer.state.step == 0:
+        _start_from(trainer, args.start)
+    return trainer
+
+
+def _start_from(trainer: Trainer, folder: Path) -> None:
+    """Take over a head's weights. Raises ValueError where it is no head for this target."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights = load_file(folder / "model.safetensors")
+        trainer.module.load_state_dict({name: value.float() for name, value in weights.items()})
+    except (SafetensorError, RuntimeError, FileNotFoundError) as error:
+        raise ValueError(f"{folder} holds no draft head for this target: {error}") from error
 
 
 def _show_collected(progress: CollectProgress) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,16 @@ def test_killed_and_gone_on_with_it_beats_an_untrained_head(
     untrained = measure_acceptance(DraftHeadModule(head_spec(model.spec)), tables, samples)
     assert figures["mean_acceptance_length_at_3"] > untrained.mean_acceptance_length + 0.2
 
+    again = tmp_path / "again"
+    shutil.copytree(out / "corpus", again / "corpus")
+    more = options(target, prompts, again, "--stage", "train", "--start", str(out / "head"))
+    assert main([word if word != "120" else "1" for word in more]) == 0
+    shown = capsys.readouterr().out
+    begun = json.loads(shown[: shown.rindex("}") + 1])
+    assert begun["mean_acceptance_length_at_3"] > untrained.mean_acceptance_length + 0.15, (
+        "it began with the head"
+    )
+
     drafter = build_drafters(
         EngineConfig(
             model=str(target),
@@ -149,6 +160,17 @@ def test_what_is_wrong_is_said(
         command += ["--prompts", str(tmp_path / "rows.jsonl")]
     assert main(command) == 1
     assert words in capsys.readouterr().err
+
+
+def test_a_start_that_is_no_head_is_named(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 40)
+    command = options(
+        target, prompts, tmp_path / "run", "--max-tokens", "8", "--start", str(tmp_path / "nowhere")
+    )
+    assert main(command) == 1
+    assert "holds no draft head" in capsys.readouterr().err
 
 
 def test_training_without_a_corpus_says_what_to_do(
