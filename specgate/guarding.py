@@ -92,7 +92,7 @@ class Guarding:
         self._panel.add_outcome(outcome, now_s)
 
     def attempted(self, policy: str, replica: str, outcome: Outcome) -> None:
-        """To be told how requests to other servers end. Those of the plain pool are nobody's fault but its own."""
+        """To be told how requests to other servers end. Those of the plain pool are its own fault alone."""
         if policy == BASELINE or outcome in (Outcome.LEFT, Outcome.REFUSED):
             return
         kind = None if outcome is Outcome.OK else "timeout" if outcome is Outcome.TIMEOUT else "exception"
