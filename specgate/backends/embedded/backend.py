@@ -36,7 +36,7 @@ from specgate.types import Delta, GenerationRequest, PreparedPrompt
 logger = logging.getLogger(__name__)
 
 _NO_LOAD = EngineLoad(0, 0, 0, 0, 0, 0)
-_LAST_WORD_S = 0.5  # from an abort to the engine's word on it, which comes with its next step
+_LAST_WORD_S = 2.0  # from an abort to the engine's word on it, which comes with its next step
 
 
 @dataclass(frozen=True, slots=True)
