@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -159,3 +160,28 @@ def test_drift_test_ignores_one_outlier_and_finds_a_shift() -> None:
     assert not any(test.observe(1000.0) for _ in range(1))
     assert not any(test.observe(0.0) for _ in range(50))
     assert any(test.observe(5.0) for _ in range(10))
+
+
+def test_work_that_is_all_alike_does_not_wash_out_what_other_work_costs() -> None:
+    """With two draft tokens for everybody, tokens, sequences and KV grow together: what a plain step
+    costs then rests on the steps of the start, however often the machine changes its speed."""
+
+    def work(batch: int, depth: int, context: int = 200) -> StepFeatures:
+        return StepFeatures(batch, batch * (1 + depth), batch * context, 0, 0)
+
+    def cost(x: StepFeatures) -> float:
+        return 6e-3 + 1e-4 * x.num_sequences + 7e-4 * x.num_tokens + 1e-6 * x.num_kv_tokens
+
+    rng = random.Random(7)
+    model = StepLatency()
+    for batch in (1, 4, 2, 8, 12) * 3:
+        for depth in (0, 4, 2):
+            x = work(batch, depth, rng.choice((50, 200, 400)))
+            model.learn_one(x, StepTiming(cost(x) * rng.lognormvariate(0, 0.05), ()))
+    for step in range(4000):
+        x = work(rng.randint(1, 16), 2)
+        slow = 1.6 if step // 200 % 2 else 1.0
+        model.learn_one(x, StepTiming(cost(x) * slow * rng.lognormvariate(0, 0.1), ()))
+    assert model.num_drifts > 3
+    plain = work(16, 0)
+    assert model.predict_one(plain).seconds == pytest.approx(1.6 * cost(plain), rel=0.2)
