@@ -1,4 +1,4 @@
-"""From raw logits to scores: grammar, min_tokens, bias, penalties, temperature, min_p, top_k, top_p.
+"""From raw logits to scores: min_tokens, bias, penalties, grammar, temperature, min_p, top_k, top_p.
 
 They run in this order, which `SamplingParams` states. Choices where the literature leaves room:
 
@@ -31,7 +31,7 @@ _SMALL_VOCABULARY = 1024
 
 
 def adjusted_rows(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> torch.Tensor:
-    """The rows after grammar, min_tokens, bias and penalties, a copy: [num_rows, vocab]."""
+    """The rows after min_tokens, bias, penalties and grammar, a copy: [num_rows, vocab]."""
     vocab_size = logits.shape[1]
     scores = logits[torch.tensor([row.index for row in rows], device=logits.device)]
     if not any(row.is_adjusted for row in rows):

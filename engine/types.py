@@ -37,8 +37,8 @@ class AcceptRule(StrEnum):
 class SamplingParams:
     """How the next token is chosen from the target's logits.
 
-    Processors run in this order: grammar, min_tokens mask, logit_bias, repetition / frequency / presence
-    penalties, temperature, min_p, top_k, top_p. A temperature of 0 (or below `MIN_TEMPERATURE`) is
+    Processors run in this order: min_tokens mask, logit_bias, repetition / frequency / presence
+    penalties, grammar, temperature, min_p, top_k, top_p. A temperature of 0 (or below `MIN_TEMPERATURE`) is
     greedy: the argmax of the logits after bias and penalties, lowest token id on an exact tie.
     """
 

@@ -120,13 +120,14 @@ class Pipeline:
             async with AsyncExitStack() as stack:
                 model = self._arrive(request)  # 1
                 reservation = self._rates.take(request.tenant, estimated_tokens(request))
+                model.meter.arrived()  # not before: callers that are refused and try again are no load
                 who = Entrant(request.tenant, request.priority, left_s)
                 async with _deadline(ends_at):
                     await stack.enter_async_context(model.admission.slot(_num_answers(request), who))  # 2
                     times = Times(arrival_s, self._clock.monotonic(), ends_at)
                     prompts = await self._encode(model, request)  # 3
                 num_prompt_tokens = sum(prompt.prepared.num_tokens for prompt in prompts)
-                reservation.set_to(num_prompt_tokens + answer_ceiling(request))
+                reservation.hold(num_prompt_tokens + answer_ceiling(request))
                 decision = self._settle(model, request, prompts[0].prepared.num_tokens)  # 4, 5
                 model.learner.decided(decision)
                 generation = Generation(request, decision, prompts, model.backend, times, self._clock)  # 6
@@ -171,7 +172,7 @@ class Pipeline:
         if model.guards.decided(openings, decision.policy):
             hold_steps = max(decision.hold_steps, PROBE_STEPS)
             return replace(decision, is_probe=True, hold_steps=hold_steps)
-        if request.overrides.explore and model.guards.takes_control(decision, num_prompt_tokens):
+        if request.overrides.may_probe and model.guards.takes_control(decision, num_prompt_tokens):
             return as_control(decision)
         return decision
 
@@ -186,7 +187,7 @@ class Pipeline:
         task = self._estimator.task(request)
         load = model.meter.view(model.admission, model.backend.load())
         model.guards.look(load)
-        openings = model.guards.openings(task.scope, may_probe=request.overrides.explore)
+        openings = model.guards.openings(task.scope, may_probe=request.overrides.may_probe)
         facts = Facts(
             task=task,
             length=learner.length(request, task, num_prompt_tokens, room),
@@ -245,7 +246,6 @@ class Pipeline:
         if wrong := unknown_policy(request.overrides, model.backend.card.methods):
             raise BadRequest(f"The {wrong}", "specgate.policy", code="unknown_policy")
         _check_token_ids(request, model.backend.card)
-        model.meter.arrived()  # not before: callers that are refused and try again are no load
         return model
 
     async def _encode(self, model: ServedModel, request: GenerationRequest) -> tuple[Prompt, ...]:

@@ -52,6 +52,11 @@ class Reservation:
         self._bucket = bucket
         self._num_tokens = num_tokens
 
+    def hold(self, num_tokens: float) -> None:
+        """So many it may become: no more than a minute's tokens are held back for it."""
+        most = num_tokens if self._bucket is None else self._bucket.per_minute
+        self.set_to(min(num_tokens, most))
+
     def set_to(self, num_tokens: float) -> None:
         """So many it is, not what was taken before. May be called again."""
         if self._bucket is not None:

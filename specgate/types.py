@@ -28,6 +28,11 @@ class Overrides:
     explore: bool = True
     learn: bool = True
 
+    @property
+    def may_probe(self) -> bool:
+        """Whether guards may try something with it: they learn from what they try."""
+        return self.explore and self.learn
+
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:

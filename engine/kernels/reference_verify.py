@@ -22,7 +22,7 @@ Decision = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def adjusted(logits: torch.Tensor, state: SamplingState, path: Sequence[int] = ()) -> torch.Tensor:
-    """A row [vocab] after grammar, min_tokens, bias and penalties, `path` being the draft before it."""
+    """A row [vocab] after min_tokens, bias, penalties and grammar, `path` being the draft before it."""
     params, scores = state.params, logits.double().clone()
     output = [*state.output_token_ids, *path]
     if (mask := LogitsRow(0, state, tuple(path)).allowed()) is not None:

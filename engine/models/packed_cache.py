@@ -1,7 +1,7 @@
 """Packed weights kept on disk, so that a second start neither dequantises nor packs anything.
 
 One file a model in the user's cache folder, under a name made of the model file (path, size, time of
-change, samples of its content) and of the compiled kernels that define the layout. It is mapped, not
+change, samples of its content), of the code that reads it and of the compiled kernels that define the layout. It is mapped, not
 read: pages are shared between processes and loaded as they are used. A file that does not hold what it
 says is set aside and made again; a folder that cannot be written to costs the cache alone.
 
@@ -17,6 +17,7 @@ import os
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,8 @@ from engine.kernels.native_decoder import QuantLinear
 log = logging.getLogger(__name__)
 
 _MAGIC = b"SGPACK01"
+_READERS = ("gguf_weights.py", "weights.py", "quantised.py")
+"""What turns a file into weights: another reader may read them otherwise."""
 _ALIGNMENT = 64
 _NUM_SAMPLES = 64
 MIN_FILE_BYTES = 8 << 20
@@ -87,7 +90,7 @@ class PackedCache:
             return
         temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with temporary.open("wb") as file:
                 crc = 0
                 for _, tensor in self._new:
@@ -157,6 +160,9 @@ def open_packed_cache(model_file: Path, library: native.Library, folder: Path | 
     stat = model_file.stat()
     key = hashlib.blake2b(digest_size=12)
     key.update(Path(str(library._name)).name.encode())  # made of the kernels' sources and of the machine
+    for reader in _READERS:
+        key.update(Path(__file__).with_name(reader).read_bytes())
+    key.update(metadata.version("gguf").encode())
     key.update(f"{stat.st_size} {stat.st_mtime_ns}".encode())
     step = max(1, (stat.st_size - _SAMPLE_BYTES) // _NUM_SAMPLES)
     with model_file.open("rb") as file:

@@ -75,9 +75,11 @@ class HybridDrafter:
 
     def observe(self, seq_id: str, token_ids: Sequence[int], num_accepted: int) -> None:
         """Tell both, and remember what the one that drafted brought."""
-        self._suffix.observe(seq_id, token_ids, num_accepted)
-        self._draft.observe(seq_id, token_ids, num_accepted)
         record = self._records.get(seq_id)
+        is_models = record is not None and record.is_pending and record.pending is None
+        self._suffix.observe(seq_id, token_ids, num_accepted)
+        # What the match brought says nothing of the draft model's confidence.
+        self._draft.observe(seq_id, token_ids, num_accepted if is_models else 0)
         if record is None or not record.is_pending:
             return
         record.is_pending = False

@@ -126,7 +126,7 @@ def _refused(gateway: Gateway, body: Mapping[str, Any], error: ApiError) -> dict
 async def decisions(http: web.Request) -> web.Response:
     """GET /admin/decisions?limit=N&since=T: newest first, those that ended after T."""
     text = http.query.get("limit", "100")
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MAX_DECISIONS):
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= _MAX_DECISIONS):
         raise BadRequest(f"'limit' must be a whole number from 1 to {_MAX_DECISIONS}.", "limit")
     return json_response({"decisions": http.app[GATEWAY].log.last(int(text), since_of(http))})
 

@@ -117,6 +117,6 @@ def since_of(http: web.Request) -> float:
 
 def _whole_number(http: web.Request, name: str, otherwise: int, most: int) -> int:
     text = http.query.get(name, str(otherwise))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= most):
         raise BadRequest(f"{name!r} must be a whole number from 1 to {most}.", name)
     return int(text)

@@ -139,6 +139,9 @@ async def test_only_newer_decisions_are_sent_where_that_is_asked() -> None:
         newer = (await server.client.get(f"/admin/decisions?since={since!r}")).json()["decisions"]
         assert newer == told[:1]
         assert (await server.client.get("/admin/decisions?since=inf")).status_code == 400
+        endless = "000000001" + "0" * 5000
+        for path in ("decisions", "events"):
+            assert (await server.client.get(f"/admin/{path}?limit={endless}")).status_code == 400
 
 
 async def test_predictions_are_pairs_by_kind_of_step() -> None:

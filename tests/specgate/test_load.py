@@ -7,9 +7,9 @@ import asyncio
 from engine.types import EngineLoad
 from specgate.admission import Admission
 from specgate.clock import FakeClock
-from specgate.config import AdmissionConfig
+from specgate.config import AdmissionConfig, KeyLimits
 from specgate.load import LoadMeter
-from tests.specgate.gateway import MODEL, eventually, running
+from tests.specgate.gateway import MODEL, eventually, make_config, running
 
 IDLE = EngineLoad(0, 0, 8, 0, 0, 8)
 
@@ -54,3 +54,11 @@ async def test_refused_callers_who_try_again_are_no_load() -> None:
         assert len(meter._arrivals) == 0
         assert (await server.chat()).status_code == 200
         assert len(meter._arrivals) == 1
+
+
+async def test_a_caller_beyond_its_limit_is_no_load() -> None:
+    limited = AdmissionConfig(per_key=KeyLimits(requests_per_minute=1))
+    async with running(make_config(admission=limited)) as server:
+        codes = [(await server.chat()).status_code for _ in range(4)]
+        assert codes == [200, 429, 429, 429]
+        assert len(server.gateway.models[MODEL].meter._arrivals) == 1

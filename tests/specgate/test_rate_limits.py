@@ -57,6 +57,15 @@ def test_tokens_are_set_right_by_what_was_used() -> None:
     assert "x-ratelimit-limit-requests" not in rates.headers("a")
 
 
+def test_an_answer_that_may_become_long_holds_back_a_minutes_tokens_at_most() -> None:
+    clock = FakeClock()
+    rates = limits(clock, tokens_per_minute=600)
+    rates.take("a", 10).hold(8192)
+    with pytest.raises(RateLimited) as refused:
+        rates.take("a", 10)
+    assert refused.value.retry_after_s == 1
+
+
 def test_a_changed_limit_keeps_what_was_used() -> None:
     clock, now = FakeClock(), {"limit": 10}
     rates = RateLimits(lambda _key: KeyLimits(requests_per_minute=now["limit"]), clock)

@@ -93,3 +93,21 @@ def test_end_frees_both() -> None:
     drafter.end("a")
     drafter.end("a")
     assert drafter.num_sequences == 0
+
+
+def test_what_a_match_brought_is_not_told_as_the_models() -> None:
+    class Listening(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heard: list[int] = []
+
+        def observe(self, seq_id: str, token_ids: Sequence[int], num_accepted: int) -> None:
+            self.heard.append(num_accepted)
+            super().observe(seq_id, token_ids, num_accepted)
+
+    model = Listening()
+    drafter = make(model)
+    drafter.propose([context("repeated", REPEATED), context("novel", NOVEL)])
+    drafter.observe("repeated", [22, 23, 24], 2)
+    drafter.observe("novel", [90, 91, 5], 2)
+    assert model.heard == [0, 2]
