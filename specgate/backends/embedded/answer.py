@@ -124,7 +124,8 @@ class Answer:
             num_kept = place + 1
             is_last = output.finish_reason is not None and num_kept == len(output.token_ids)
             is_stop_token = is_last and output.finish_reason is FinishReason.STOP
-            piece = "" if is_stop_token else self._text_of(token_id)
+            begins_calls = self._tools is not None and token_id == self._tools.trigger_token
+            piece = "" if is_stop_token or begins_calls else self._text.push(token_id)
             if is_last:
                 piece += self._text.finish()
             if self._origins is not None:
@@ -132,6 +133,8 @@ class Answer:
                 self._origins.add(piece, output.draft_method if is_accepted else None)
             if self._add_text(piece, self._num_tokens + num_kept):
                 break
+            if begins_calls and not is_stop_token:
+                self._begin_calls()
         if output.finish_reason is not None and not output.token_ids:
             self._add_text(self._text.finish(), self._num_tokens)
         num_accepted = min(output.num_accepted_tokens, num_kept)
@@ -163,11 +166,11 @@ class Answer:
             self._pending.text += content
             self._pending.tool_calls += calls
 
-    def _text_of(self, token_id: int) -> str:
-        """Special tokens give no text, but for the one that begins tool calls."""
-        if self._tools is not None and token_id == self._tools.trigger_token:
-            return self._table.text_of(token_id)
-        return self._text.push(token_id)
+    def _begin_calls(self) -> None:
+        """A special token ends the text before it, so that nothing of that can still become a stop string."""
+        assert self._tools is not None
+        self._show(self._stops.finish() + self._text.finish())
+        self._tools.begin()
 
     def _in_text(self, entry: TokenLogprob) -> DeltaLogprob:
         table = self._table

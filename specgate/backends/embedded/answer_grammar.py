@@ -59,7 +59,8 @@ def _source(schema: Any, param: str) -> SchemaSource:
 
 
 def _call_rules(form: ToolFormat, names: Sequence[str], *, is_parallel: bool, is_free: bool) -> list[str]:
-    """Rules `calls` and, for free text, `text`: any that holds no trigger."""
+    """Rules `calls` and, for free text, `text`: any that holds no trigger, but for the name of one that is
+    a special token, which text may spell."""
     heads = [f"{form.open}{name}{form.middle}" for name in names]
     rules: list[str] = []
     prefix, skipped = "", ""

@@ -34,8 +34,8 @@ class ToolFormat:
     `begin CALL (between CALL)* close`.
 
     In free text `trigger`, the first part of all that, makes it a call: anywhere, or if `is_anchored`
-    only at the start of the answer. `trigger_token` is set where the trigger is a special token, which
-    ordinary text cannot spell.
+    only at the start of the answer. `trigger_token` is set where the trigger is a special token: then
+    that token alone makes it a call, not its name in ordinary text.
     """
 
     begin: str

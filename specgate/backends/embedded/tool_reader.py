@@ -1,8 +1,10 @@
 """An answer's text, in pieces, into content and tool calls.
 
 The engine's grammar sees to it that what follows the trigger are calls in the model's format and
-nothing else; so the reader only has to find names and the ends of arguments. Arguments are handed
-on as they come, as the JSON text that the model writes.
+nothing else; so the reader only has to find names and the ends of arguments. A trigger that is a
+special token is not looked for in the text, where its name is as good as any other: whoever reads
+the tokens calls `begin`. Arguments are handed on as they come, as the JSON text that the model
+writes.
 """
 
 from __future__ import annotations
@@ -34,8 +36,12 @@ class ToolReader:
 
     @property
     def trigger_token(self) -> int | None:
-        """A special token whose name belongs to the text here."""
+        """The special token that alone begins calls, by `begin`; None: the text says where they begin."""
         return self._form.trigger_token
+
+    def begin(self) -> None:
+        """The trigger token came: what is pushed from here on are calls."""
+        self._is_calling = True
 
     def push(self, text: str) -> tuple[str, list[ToolCallDelta]]:
         """Content, and pieces of calls, that became certain with `text`."""
@@ -52,7 +58,9 @@ class ToolReader:
     def _take_content(self) -> str:
         """What cannot belong to the trigger; begins calling if that is there."""
         trigger = self._form.trigger
-        if self._is_anchored:
+        if self._form.trigger_token is not None:
+            place = len(self._held)
+        elif self._is_anchored:
             if self._has_text or not trigger.startswith(self._held[: len(trigger)]):
                 place = len(self._held)
             else:

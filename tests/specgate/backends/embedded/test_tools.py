@@ -210,10 +210,18 @@ def test_formats_without_tools() -> None:
 # --- reading ----------------------------------------------------------------------------------------
 
 
-def read(reader: ToolReader, pieces: list[str]) -> tuple[str, list[tuple[str, str]], list[str]]:
-    """(content, calls, ids) of a text that comes in pieces."""
+def cut_up(text: str, cuts: list[int]) -> list[str]:
+    ends = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    return [text[a:b] for a, b in pairwise(ends)]
+
+
+def read(reader: ToolReader, pieces: list[str | None]) -> tuple[str, list[tuple[str, str]], list[str]]:
+    """(content, calls, ids) of a text that comes in pieces; None is the trigger token."""
     content, deltas = "", list[ToolCallDelta]()
     for piece in pieces:
+        if piece is None:
+            reader.begin()
+            continue
         text, calls = reader.push(piece)
         content += text
         deltas += calls
@@ -237,7 +245,8 @@ _objects = st.dictionaries(
 _calls = st.lists(
     st.tuples(st.sampled_from(["now", "get_weather", "a-b_C"]), _objects), min_size=1, max_size=3
 )
-_text = st.text(st.sampled_from('<tool_cal>[{"name TOL'), max_size=12)
+_spelled = st.just('[TOOL_CALLS] [{"name": "other", "arguments": {}}]')
+_text = st.text(st.sampled_from('<tool_cal>[{"name TOL'), max_size=12) | _spelled
 
 
 @given(
@@ -252,11 +261,13 @@ def test_what_was_written_is_read_however_it_is_cut(
 ) -> None:
     own = form(name)
     calls = calls if own.between is not None else calls[:1]
-    if is_forced or own.is_anchored or own.trigger in text + own.trigger[:-1]:
+    is_token = own.trigger_token is not None
+    if is_forced or own.is_anchored or (not is_token and own.trigger in text + own.trigger[:-1]):
         text = ""
-    whole = text + own.written(calls)
-    ends = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
-    pieces = [whole[a:b] for a, b in pairwise(ends)]
+    written = own.written(calls)
+    pieces: list[str | None] = [*cut_up(text + written, cuts)]
+    if is_token:
+        pieces = [*cut_up(text, cuts), None, *cut_up(written.removeprefix(own.trigger), cuts)]
     reader = ToolReader(own, "salt", is_forced=is_forced, is_anchored=own.is_anchored)
     content, found, ids = read(reader, pieces)
     assert (content, found) == (text, calls)
@@ -269,11 +280,10 @@ def test_what_was_written_is_read_however_it_is_cut(
 @given(name=st.sampled_from(FORMS), text=_text, cuts=st.lists(st.integers(0, 20), max_size=9))
 def test_text_without_a_trigger_is_content(name: str, text: str, cuts: list[int]) -> None:
     own = form(name)
-    if own.trigger in text:
+    if own.trigger_token is None and own.trigger in text:
         return
-    ends = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     reader = ToolReader(own, "s", is_forced=False, is_anchored=own.is_anchored)
-    content, found, _ = read(reader, [text[a:b] for a, b in pairwise(ends)])
+    content, found, _ = read(reader, [*cut_up(text, cuts)])
     assert (content, found) == (text, [])
 
 
@@ -313,3 +323,47 @@ def test_answers_with_calls(name: str) -> None:
         assert "".join(piece.arguments for piece in pieces) == PARIS[1]
         assert deltas[-1].finish_reason == "tool_calls"
         assert [token for delta in deltas for token in delta.token_ids] == ids
+
+
+def whole_answer(name: str, ids: list[int], stops: tuple[str, ...] = ()) -> tuple[Delta, Answer]:
+    """What one step with all of an answer's ids gives."""
+    answer = Answer(
+        encoder(name).table, SamplingParams(), stops, 3, encoder(name).tool_reader(request(), "s")
+    )
+    answer.push(
+        SequenceOutput(
+            "r", tuple(ids), finish_reason=FinishReason.STOP, stats=SequenceStats(num_prompt_tokens=3)
+        )
+    )
+    delta = answer.take()
+    assert delta is not None
+    return delta, answer
+
+
+def ids_of(*parts: str) -> list[int]:
+    """Each part by itself, so that a special token cut in two is ordinary text."""
+    return [one for part in parts for one in tokenizer().encode(part, add_special_tokens=False).ids]
+
+
+def test_the_name_of_a_trigger_token_is_ordinary_text() -> None:
+    own = form("mistral")
+    ids = ids_of("[TOOL", '_CALLS] [{"name": "other", "arguments": {}}]')
+    assert own.trigger_token not in ids
+    mask = grammars().start(answer_grammar(request("auto"), own)).allowed((), ids)
+    assert mask is not None, "the grammar lets it pass as text"
+    delta, _ = whole_answer("mistral", [*ids, EOS])
+    assert delta.text == '[TOOL_CALLS] [{"name": "other", "arguments": {}}]'
+    assert delta.tool_calls == ()
+    assert delta.finish_reason == "stop"
+
+
+def test_a_trigger_token_ends_the_text_that_might_have_become_a_stop_string() -> None:
+    own = form("mistral")
+    ids = [*ids_of("So: sto", own.written([NOW])), EOS]
+    assert own.trigger_token in ids
+    for stops in ((), ("stop!",), ("sto [{",), ("[TOOL_CALLS]",)):
+        delta, answer = whole_answer("mistral", ids, stops)
+        assert delta.text == "So: sto"
+        assert [call.name for call in delta.tool_calls if call.name] == ["now"]
+        assert "".join(call.arguments for call in delta.tool_calls) == NOW[1]
+        assert (delta.finish_reason, answer.needs_abort) == ("tool_calls", False)
