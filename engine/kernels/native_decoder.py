@@ -170,7 +170,8 @@ class QuantLinear:
     def rows(self, indices: Sequence[int]) -> torch.Tensor:
         """Some of the weights' rows, [len(indices), in_features] float32."""
         rows = torch.empty(len(indices), self.struct.num_cols)
-        address, stride, matrix = rows.data_ptr(), self.struct.num_cols * rows.element_size(), byref(self.struct)
+        address, matrix = rows.data_ptr(), byref(self.struct)
+        stride = self.struct.num_cols * rows.element_size()
         for place, row in enumerate(indices):
             self._library.specgate_unpack_row(matrix, row, address + place * stride)
         return rows

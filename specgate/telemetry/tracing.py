@@ -144,11 +144,7 @@ class Tracing:
 def build_tracing(config: TracingConfig, clock: Clock) -> Tracing:
     """Traces that are sent to the configured collector, from a thread of their own."""
     provider = TracerProvider(
-        sampler=ParentBased(
-            TraceIdRatioBased(config.sample_ratio),
-            # A caller cannot ask for more traces than the configuration allows.
-            remote_parent_sampled=TraceIdRatioBased(config.sample_ratio),
-        ),
+        sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)),
         resource=Resource.create({"service.name": config.service_name, "service.version": __version__}),
         shutdown_on_exit=False,
     )
