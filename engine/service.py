@@ -92,7 +92,7 @@ class EngineService:
         self._emit = emit
         self._refuse = refuse
         self._compilers = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._compiling: dict[str, EngineRequest] = {}
+        self._compiling: dict[str, tuple[EngineRequest, Future[None]]] = {}
 
     def run(self) -> None:
         """Serve until `Shutdown`. A failing step ends the requests it worked on, not the engine."""
@@ -133,7 +133,7 @@ class EngineService:
                 if waiting is not None and refusal is not None:
                     self._refuse(request_id, refusal)
                 elif waiting is not None:
-                    self._add(waiting)
+                    self._add(waiting[0])
             case Abort(request_id):
                 self._abort(request_id)
             case Call(function):
@@ -149,10 +149,12 @@ class EngineService:
             self._refuse(request.request_id, refusal)
 
     def _abort(self, request_id: str) -> None:
-        request = self._compiling.pop(request_id, None)
-        if request is None:
+        waiting = self._compiling.pop(request_id, None)
+        if waiting is None:
             self._engine.abort(request_id)
             return
+        request, compiling = waiting
+        compiling.cancel()  # unless it runs already: nobody waits for it any more
         stats = SequenceStats(num_prompt_tokens=len(request.prompt_token_ids))
         last = SequenceOutput(request_id, finish_reason=FinishReason.ABORT, stats=stats)
         self._emit(StepResult((last,), None, self._engine.load()))
@@ -166,7 +168,6 @@ class EngineService:
         grammars, spec = self._engine.grammars, request.grammar
         assert grammars is not None
         assert spec is not None
-        self._compiling[request.request_id] = request
 
         def report(done: Future[None]) -> None:
             if done.cancelled():
@@ -177,4 +178,6 @@ class EngineService:
                 error = RequestRefused(f"the grammar could not be compiled: {error}", spec.param)
             self._inbox.put(Compiled(request.request_id, error))
 
-        self._compilers.submit(grammars.compile, spec).add_done_callback(report)
+        compiling = self._compilers.submit(grammars.compile, spec)
+        self._compiling[request.request_id] = request, compiling
+        compiling.add_done_callback(report)

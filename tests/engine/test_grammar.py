@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
+from engine.engine import Engine
 from engine.errors import RequestRefused
 from engine.grammar.compiler import GrammarCompiler
 from engine.kernels.reference_verify import verify_one
@@ -401,9 +402,8 @@ def gate() -> threading.Event:
     return threading.Event()
 
 
-@pytest.fixture
-def client(gate: threading.Event) -> Iterator[Client]:
-    """A service whose first grammar takes its time."""
+def slow_engine(gate: threading.Event) -> Engine:
+    """Its first grammar takes its time."""
 
     def slow_tokenizer() -> str:
         assert gate.wait(30)
@@ -411,7 +411,13 @@ def client(gate: threading.Event) -> Iterator[Client]:
 
     engine = grammar_engine()
     engine.grammars = GrammarCompiler(slow_tokenizer, VOCAB, frozenset({EOS}))
-    client = Client(engine)
+    return engine
+
+
+@pytest.fixture
+def client(gate: threading.Event) -> Iterator[Client]:
+    """A service whose first grammar takes its time."""
+    client = Client(slow_engine(gate))
     yield client
     gate.set()
     client.stop()
@@ -431,6 +437,23 @@ def test_others_go_on_while_a_grammar_is_compiled(
     assert last.stats.num_prompt_tokens == len(PROMPTS["choice"])
     gate.set()
     assert tokens(client.collect(1)["held"]) == greedy["person"]
+
+
+def test_nobody_compiles_the_grammar_of_an_aborted_request(gate: threading.Event) -> None:
+    """One that is being compiled ends; those behind it are dropped, unless others wait for them."""
+    engine = slow_engine(gate)
+    client = Client(engine)
+    for name, spec in (("held", "person"), ("left", "choice"), ("next", "numbers")):
+        client.add(request(name, PROMPTS[spec], GREEDY, grammar=SPECS[spec]))
+    client.inbox.put(Abort("held"))
+    client.inbox.put(Abort("left"))
+    assert client.collect(2).keys() == {"held", "left"}
+    gate.set()
+    assert client.collect(1).keys() == {"next"}
+    client.stop()
+    assert engine.grammars is not None
+    assert engine.grammars.has(SPECS["numbers"])
+    assert not engine.grammars.has(SPECS["choice"])
 
 
 def test_a_grammar_that_fails_is_a_refusal_of_its_request_alone(
