@@ -37,6 +37,12 @@ export async function call(path, { method = "GET", body } = {}) {
   return response.json();
 }
 
+// Relayed streams come as their server wrote them: with comments, other fields, CRLF or no space after the colon.
+function dataOf(block) {
+  const lines = block.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+  return lines.map((line) => line.slice(5).replace(/^ /, "")).join("\n");
+}
+
 /** Payloads of a stream of server-sent events, as they come. */
 export async function* stream(path, body, signal) {
   const response = await fetch(path, {
@@ -48,10 +54,11 @@ export async function* stream(path, body, signal) {
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    const blocks = (rest + value).split("\n\n");
+    const blocks = (rest + value).split(/\r?\n\r?\n/);
     rest = blocks.pop();
     for (const block of blocks) {
-      const data = block.replace(/^data: /, "");
+      const data = dataOf(block);
+      if (!data) continue;
       if (data === "[DONE]") return;
       const payload = JSON.parse(data);
       if (payload.error) throw new HttpError(payload.error.code, payload.error.message);
