@@ -3,7 +3,8 @@
 One file a model in the user's cache folder, under a name made of the model file (path, size, time of
 change, samples of its content), of the code that reads it and of the compiled kernels that define the
 layout. It is mapped, not read: pages are shared between processes and loaded as they are used. A file
-that does not hold what it says is set aside and made again; a folder that cannot be written to costs the cache alone.
+that does not hold what it says is set aside and made again; a folder that cannot be written to costs the
+cache alone.
 
     magic, length of the header (8 bytes), header (JSON), then each tensor at a multiple of 64 bytes
 """
