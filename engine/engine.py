@@ -21,7 +21,7 @@ from engine.drafting import Drafting
 from engine.errors import IntegrityError, InvalidLogits, RequestRefused
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.state import GrammarState
-from engine.hidden_tail import HiddenTail, keep_hidden
+from engine.hidden_tail import HiddenTail, keep_hidden, tail_bytes
 from engine.kv.block_manager import BlockManager
 from engine.models.interface import LanguageModel
 from engine.planning import Planning, sequence_view
@@ -236,13 +236,19 @@ class Engine:
         )
 
     def memory_bytes(self) -> dict[str, int]:
-        """What weights and KV caches take, by part: those of the target and those of all drafters."""
+        """What weights and KV caches take, by part: those of the target and those of all drafters.
+
+        `draft_kv` has in it what a full batch's hidden states take that are kept for the drafters.
+        """
+        target = self._runner.target
+        num_hidden_rows = self._drafting.num_hidden_rows
+        kept = self.config.max_sequences * tail_bytes(num_hidden_rows, target.spec.hidden_size, target.dtype)
         drafters = [d for d in self._drafting.drafters.values() if isinstance(d, HoldsMemory)]
         return {
-            "target_weights": self._runner.target.num_bytes,
+            "target_weights": target.num_bytes,
             "target_kv": self._runner.cache.num_bytes,
             "draft_weights": sum(drafter.num_weight_bytes for drafter in drafters),
-            "draft_kv": sum(drafter.num_cache_bytes for drafter in drafters),
+            "draft_kv": sum(drafter.num_cache_bytes for drafter in drafters) + kept,
         }
 
     def check_integrity(self) -> None:

@@ -66,6 +66,11 @@ class HiddenTail:
         return self._rows[first - self.first : end - self.first]
 
 
+def tail_bytes(capacity: int, hidden_size: int, dtype: torch.dtype) -> int:
+    """Memory of one tail, in bytes: all of it is taken with the first row."""
+    return 2 * capacity * hidden_size * dtype.itemsize
+
+
 def keep_hidden(tails: Sequence[HiddenTail | None], spans: Sequence[Span], hidden: torch.Tensor) -> None:
     """Add one forward's states, [num_tokens, hidden], to the tails of the sequences it ran over.
 

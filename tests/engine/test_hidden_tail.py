@@ -91,6 +91,24 @@ def test_nothing_is_kept_where_nobody_reads() -> None:
     engine.step()
 
 
+def test_what_is_kept_for_drafters_is_counted_as_theirs() -> None:
+    """Beside a stub, which has no memory of its own, `draft_kv` is what a full batch's tails take."""
+    vocab_size = target().spec.vocab_size
+    assert (
+        make_engine({"stub": StubDrafter(known_continuations({}), vocab_size)}).memory_bytes()["draft_kv"]
+        == 0
+    )
+    engine = make_engine({"witness": Witness(known_continuations({}), vocab_size)}, max_sequences=3)
+    counted = engine.memory_bytes()["draft_kv"]
+    for seed in (1, 2, 3):
+        engine.add(request(str(seed), prompt(seed, 9), policy="witness"))
+    engine.step()
+    tails = [seq.hidden for seq in engine._sequences.values()]
+    assert len(tails) == 3
+    held = [tail.rows(tail.first, tail.end).untyped_storage().nbytes() for tail in tails if tail is not None]
+    assert counted == sum(held) > 0
+
+
 appends = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), max_size=30)
 
 
