@@ -36,7 +36,7 @@ class UpstreamTimeouts:
     first_byte_s: float = setting(60.0, "of a stream: from the request to the first event", gt=0)
     gap_s: float = setting(60.0, "of a stream: between two pieces", gt=0)
     whole_s: float | None = setting(
-        None, "an answer that is not streamed; null: as long as the request's deadline allows", gt=0
+        300.0, "an answer that is not streamed; null: as long as the request's deadline allows", gt=0
     )
 
 

@@ -26,9 +26,10 @@ from specgate.backends.base import BackendStatus, ModelCard
 from specgate.backends.openai_http.answers import Tally
 from specgate.backends.openai_http.breaker import RetryBudget
 from specgate.backends.openai_http.call import Call, Event, Outgoing
+from specgate.backends.openai_http.events import payload
 from specgate.backends.openai_http.failures import AttemptFailed
 from specgate.backends.openai_http.health import HealthChecks
-from specgate.backends.openai_http.outgoing import outgoing_body, outgoing_headers
+from specgate.backends.openai_http.outgoing import outgoing_body, outgoing_headers, without_member
 from specgate.backends.openai_http.pool import AttemptListener, Pool, Replica
 from specgate.clock import Clock
 from specgate.config.upstream import OpenAIHttpConfig
@@ -141,11 +142,9 @@ class OpenAIHttpBackend:
             call = await self._open(request, policy.method, tally)
             try:
                 if request.is_stream:
-                    async for batch in call.batches():
+                    async for batch in call.batches(lambda: tally.is_done):
                         for delta in _deltas(batch, tally, shows_usage=request.has_usage):
                             yield delta
-                    if not tally.is_done:
-                        raise UpstreamFailed("The model's server ended its answer too early.")
                 else:
                     tally.add(call.whole_message)
                 is_over = True
@@ -246,8 +245,8 @@ class OpenAIHttpBackend:
 
 
 def _deltas(batch: Sequence[Event], tally: Tally, *, shows_usage: bool) -> list[Delta]:
-    """One delta per answer that the batch is about; the first carries the bytes. Chunks that only count
-    (usage) come alone, and with the last delta: see `_last`."""
+    """One delta per answer that the batch is about; the first carries the bytes. The chunk that counts
+    (usage) comes with the last delta: see `_last`."""
     raw: list[bytes] = []
     found: dict[int, int] = {}
     for event in batch:
@@ -255,24 +254,39 @@ def _deltas(batch: Sequence[Event], tally: Tally, *, shows_usage: bool) -> list[
         if event.is_done:
             tally.close()
             continue
+        shown = event.raw
         if message is not None:
+            if tally.usage_event is not None:  # it was not the last one
+                raw.append(tally.usage_event)
+                tally.usage_event = None
             for answer, number in tally.add(message).items():
                 found[answer] = found.get(answer, 0) + number
-            if message.usage is not None and not message.choices:
-                tally.usage_event = event.raw if shows_usage else None
+            if message.usage is not None and shows_usage and (not message.choices or tally.is_done):
+                tally.usage_event = event.raw
                 continue
-        raw.append(event.raw)
+            if message.usage is not None and not shows_usage:
+                if not message.choices:
+                    continue
+                shown = _without_usage(event.raw)
+        raw.append(shown)
     reasons = tally.take_reasons()
     answers = list(found) or ([0] if raw else [])
     return [
         Delta(
             num_tokens=found.get(answer, 0),
             finish_reason=reasons.get(answer),
-            raw=b"".join(raw) if position == 0 else None,
+            raw=b"".join(raw) if position == 0 and raw else None,
             answer=answer,
         )
         for position, answer in enumerate(answers)
     ]
+
+
+def _without_usage(event: bytes) -> bytes:
+    """The event, but for the counts that only the gateway asked for."""
+    data = payload(event) or b""
+    rest = without_member(data, "usage")
+    return event.replace(data, rest) if data in event else b"data: " + rest + b"\n\n"
 
 
 def _last(call: Call, tally: Tally) -> list[Delta]:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import aiohttp
 
 from specgate.backends.openai_http.answers import Message, read_message
-from specgate.backends.openai_http.events import EventSplitter, EventTooLarge, payload
+from specgate.backends.openai_http.events import MAX_EVENT_BYTES, EventSplitter, EventTooLarge, payload
 from specgate.backends.openai_http.failures import AttemptFailed, broken, of_error, of_status, retry_after_s
 from specgate.backends.openai_http.pool import Attempt, Outcome
 from specgate.clock import Clock
 from specgate.config.upstream import OpenAIHttpConfig
 
+logger = logging.getLogger(__name__)
+
 DONE = b"[DONE]"
 _MAX_ERROR_BYTES = 64 * 1024
+_MAX_ANSWER_BYTES = MAX_EVENT_BYTES  # one that is not streamed, and what comes before the first event
 _LAST_BYTES_S = 1.0  # for the end of a body whose last event is here
 
 
@@ -58,7 +62,7 @@ class Call:
         self._attempt = attempt
         self._config = config
         self._clock = clock
-        self._url = attempt.replica.url
+        self._pool = attempt.pool
         self._response: aiohttp.ClientResponse | None = None
         self._splitter = EventSplitter()
         self._first: list[Event] = []
@@ -79,7 +83,7 @@ class Call:
                     else:
                         await self._read_whole()
         except AttemptFailed as failure:
-            self._close(failure.outcome)
+            self._fail(failure)
             if failure.rests_s is not None:
                 self._attempt.replica.rests_until_s = self._clock.monotonic() + failure.rests_s
             raise
@@ -87,9 +91,9 @@ class Call:
             self._close(Outcome.LEFT)
             raise
 
-    async def batches(self) -> AsyncIterator[list[Event]]:
-        """Events as they come, those that came together in one list, up to `[DONE]` or the end. Raises
-        AttemptFailed."""
+    async def batches(self, is_whole: Callable[[], bool]) -> AsyncIterator[list[Event]]:
+        """Events as they come, those that came together in one list, up to `[DONE]` or the end, which
+        without `[DONE]` is one only if `is_whole` then says so. Raises AttemptFailed."""
         batch, gap_s = self._first, self._config.timeouts.gap_s
         try:
             with self._faults():
@@ -99,8 +103,10 @@ class Call:
                         break
                     async with asyncio.timeout(gap_s):
                         batch = await self._read_batch()
+                if not (batch and batch[-1].is_done) and not is_whole():
+                    raise broken(self._pool, "ended its answer too early")
         except AttemptFailed as failure:
-            self._close(failure.outcome)
+            self._fail(failure)
             raise
         except BaseException:
             self._close(Outcome.LEFT)
@@ -116,37 +122,47 @@ class Call:
 
     async def _begin(self, outgoing: Outgoing) -> None:
         response = self._response = await self._session.post(
-            self._url + outgoing.path, data=outgoing.body, headers=outgoing.headers, allow_redirects=False
+            self._attempt.replica.url + outgoing.path,
+            data=outgoing.body,
+            headers=outgoing.headers,
+            allow_redirects=False,
         )
         if response.status != 200:
-            body = await response.content.read(_MAX_ERROR_BYTES)
+            body = await _read_up_to(response.content, _MAX_ERROR_BYTES)
             rests_s = retry_after_s(
                 response.headers.get("Retry-After"), self._clock, self._config.max_retry_after_s
             )
-            raise of_status(self._url, response.status, body, rests_s)
+            raise of_status(self._pool, response.status, body, rests_s)
 
     async def _read_first(self) -> None:
         assert self._response is not None
         if self._response.content_type != "text/event-stream":
-            body = await self._response.content.read(_MAX_ERROR_BYTES)
+            body = await _read_up_to(self._response.content, _MAX_ERROR_BYTES)
             message = read_message(body)
             if message is not None and message.has_error:
-                raise of_error(self._url, body)
-            raise broken(self._url, f"sent {self._response.content_type[:80]} where events were asked for")
-        while not any(event.message is not None or event.is_done for event in self._first):
+                raise of_error(self._pool, body)
+            raise broken(self._pool, f"sent {self._response.content_type[:80]} where events were asked for")
+        size, batch = 0, self._first
+        while not any(event.message is not None or event.is_done for event in batch):
             batch = await self._read_batch()
             if not batch:
-                raise broken(self._url, "ended its answer before it began")
+                raise broken(self._pool, "ended its answer before it began")
             self._first += batch
+            size += sum(len(event.raw) for event in batch)
+            if size > _MAX_ANSWER_BYTES:
+                raise broken(self._pool, f"sent over {_MAX_ANSWER_BYTES >> 20} MiB before its answer began")
 
     async def _read_whole(self) -> None:
         assert self._response is not None
-        self.whole = await self._response.read()
+        body = await _read_up_to(self._response.content, _MAX_ANSWER_BYTES + 1)
+        if len(body) > _MAX_ANSWER_BYTES:
+            raise broken(self._pool, f"sent an answer of more than {_MAX_ANSWER_BYTES >> 20} MiB")
+        self.whole = body
         message = read_message(self.whole)
         if message is not None and message.has_error:
-            raise of_error(self._url, self.whole)
+            raise of_error(self._pool, self.whole)
         if message is None or not message.choices:
-            raise broken(self._url, "sent an answer without choices")
+            raise broken(self._pool, "sent an answer without choices")
         self.whole_message = message
         self._attempt.end(Outcome.OK)
 
@@ -171,7 +187,7 @@ class Call:
                 break
             message = read_message(data) if data is not None else None
             if (message is not None and message.has_error) or raw.startswith(b"event: error"):
-                self._later = of_error(self._url, data or raw)
+                self._later = of_error(self._pool, data or raw)
                 break
             out.append(Event(raw, message))
         if not out and self._later is not None:
@@ -184,16 +200,16 @@ class Call:
         try:
             yield
         except aiohttp.ConnectionTimeoutError:
-            raise broken(self._url, "did not accept a connection in time", Outcome.CONNECT) from None
+            raise broken(self._pool, "did not accept a connection in time", Outcome.CONNECT) from None
         except aiohttp.ClientConnectorError as error:
-            why = error.os_error.strerror or error.os_error
-            raise broken(self._url, f"cannot be reached ({why})", Outcome.CONNECT) from None
+            why = error.os_error.strerror or str(error.os_error)  # may hold the address
+            raise broken(self._pool, "cannot be reached", Outcome.CONNECT, why=why) from None
         except TimeoutError:
-            raise broken(self._url, "was silent for too long", Outcome.TIMEOUT) from None
+            raise broken(self._pool, "was silent for too long", Outcome.TIMEOUT) from None
         except EventTooLarge:
-            raise broken(self._url, "sent an event without end") from None
+            raise broken(self._pool, "sent an event without end") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise broken(self._url, f"broke the connection ({type(error).__name__})") from None
+            raise broken(self._pool, f"broke the connection ({type(error).__name__})") from None
 
     def _finish(self) -> None:
         """The answer is whole. The connection is kept if the end of the body follows soon, which nobody
@@ -205,10 +221,26 @@ class Call:
             self._tails.add(task)
             task.add_done_callback(self._tails.discard)
 
+    def _fail(self, failure: AttemptFailed) -> None:
+        if failure.detail is not None:
+            replica = self._attempt.replica
+            replica.last_failure = failure.detail
+            logger.warning("pool %s: replica %s %s", self._pool, replica.url, failure.detail)
+        self._close(failure.outcome)
+
     def _close(self, outcome: Outcome) -> None:
         self._attempt.end(outcome)
         if self._response is not None and not self._response.content.is_eof():
             self._response.close()
+
+
+async def _read_up_to(content: aiohttp.StreamReader, size: int) -> bytes:
+    """All of it, or its first `size` bytes: `read` alone returns what has arrived."""
+    parts: list[bytes] = []
+    while size > 0 and (data := await content.read(size)):
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)
 
 
 async def _read_end(response: aiohttp.ClientResponse) -> None:

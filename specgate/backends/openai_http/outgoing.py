@@ -50,6 +50,13 @@ def with_member(body: bytes, name: str, value: Any) -> bytes:
     return _encoder.encode(members)
 
 
+def without_member(body: bytes, name: str) -> bytes:
+    """The JSON object without one member, all others as they were."""
+    members: dict[str, msgspec.Raw] = _members.decode(body)
+    members.pop(name, None)
+    return _encoder.encode(members)
+
+
 def outgoing_headers(request: GenerationRequest, fixed: Mapping[str, str]) -> dict[str, str]:
     """`fixed` (key, content type, the pool's own), the request's id, and its place in a trace."""
     trace = {"traceparent": request.traceparent} if request.traceparent else {}

@@ -27,6 +27,7 @@ class Replica:
     breaker: Breaker
     is_healthy: bool | None = None
     why: str = "not asked yet"  # not healthy
+    last_failure: str | None = None  # what the last attempt that it failed came to
     num_failed_checks: int = 0  # in a row
     num_open: int = 0  # attempts running
     last_used: int = 0  # counts attempts of the pool
@@ -65,6 +66,7 @@ class Attempt:
     """One request on its way to one replica."""
 
     replica: Replica
+    pool: str  # its policy
     clock: Clock
     was_probe: bool
     listener: Callable[[Replica, Outcome], None]
@@ -113,18 +115,18 @@ class Pool:
         self._num_attempts += 1
         replica.last_used = self._num_attempts
         replica.num_open += 1
-        return Attempt(replica, self._clock, replica.breaker.begin(now_s), self._ended)
+        return Attempt(replica, self.policy, self._clock, replica.breaker.begin(now_s), self._ended)
 
     def fault(self) -> str | None:
-        """Why no replica can be asked now; None: one can."""
+        """Why no replica can be asked now; None: one can. Callers see it, so it names no address."""
         now_s = self._clock.monotonic()
         faults = []
         for replica in self.replicas:
             why = replica.fault(now_s)
             if why is None:
                 return None
-            faults.append(f"{replica.url}: {why}")
-        return "; ".join(faults)
+            faults.append(why)
+        return "; ".join(dict.fromkeys(faults))
 
     def rests_s(self) -> float | None:
         """Seconds until the first replica that asked to be left alone may be asked; None: none did."""
@@ -142,6 +144,7 @@ class Pool:
                 "breaker": replica.breaker.state(now_s).value,
                 "num_open": replica.num_open,
                 "why_not": replica.fault(now_s),
+                "last_failure": replica.last_failure,
             }
 
     def _ended(self, replica: Replica, outcome: Outcome) -> None:

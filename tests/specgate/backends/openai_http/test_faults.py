@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from specgate.config import RequestsConfig
-from specgate.config.upstream import BreakerConfig, PoolConfig, RetryConfig
+from specgate.config.upstream import BreakerConfig, PoolConfig, RetryConfig, UpstreamTimeouts
 from tests.specgate.backends.openai_http.upstreams import (
     MESSAGES,
     MODEL,
@@ -88,6 +88,7 @@ async def test_nobody_listening_is_noticed_at_once_and_said() -> None:
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "upstream_failed"
             assert "cannot be reached" in response.json()["error"]["message"]
+            assert "127.0.0.1" not in response.text
             assert "Retry-After" in response.headers
 
 
@@ -177,6 +178,90 @@ async def test_failures_open_the_breaker_and_one_probe_closes_it() -> None:
             await eventually(lambda: _breaker(front) == "closed")
             assert (await front.chat()).status_code == 200
             assert (await front.client.get("/readyz")).status_code == 200
+
+
+@pytest.mark.parametrize(("behave", "is_stream"), [(ends_too_early, True), (hang_before_headers, False)])
+async def test_answers_that_never_come_to_their_end_open_the_breaker(
+    behave: Behaviour, is_stream: bool
+) -> None:
+    async with upstream(behave) as server:
+        config = replace(
+            settings(baseline=[server.url]),
+            retries=RetryConfig(max_attempts=1),
+            breaker=BreakerConfig(min_failures=2, open_s=60.0),
+        )
+        async with proxy(config) as front:
+            for state in ("closed", "open"):
+                await front.chat(stream=is_stream)
+                assert _breaker(front) == state
+
+
+def test_a_silent_server_is_given_up_before_the_request_is() -> None:
+    whole_s = UpstreamTimeouts().whole_s
+    assert whole_s is not None
+    assert whole_s < RequestsConfig().deadline_s
+
+
+async def test_what_a_server_says_when_it_fails_is_for_the_log_and_the_admin(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with upstream(answers(500, {"error": {"message": "at /srv/private.py"}})) as server:
+        config = replace(settings(baseline=[server.url]), retries=RetryConfig(max_attempts=1))
+        async with proxy(config) as front:
+            response = await front.chat()
+            assert response.json()["error"]["message"] == "A server of the pool baseline answered 500."
+            assert "private" not in response.text
+            shown = (await front.client.get("/admin/state")).json()["models"][MODEL]["details"]["pools"]
+            assert "/srv/private.py" in shown["baseline"][0]["last_failure"]
+            told = [r.getMessage() for r in caplog.records if "private" in r.getMessage()]
+            assert [server.url in line for line in told] == [True]
+
+
+async def test_a_body_that_comes_in_pieces_is_read_to_its_end() -> None:
+    async def behave(_: Upstream, http: web.Request) -> web.StreamResponse:
+        status = 400 if http.headers["X-Request-Id"] == "plain" else 200
+        response = web.StreamResponse(status=status, headers={"Content-Type": "application/json"})
+        await response.prepare(http)
+        for piece in (b'{"error": {"message": "too', b' hot", "code": 422}}'):
+            await response.write(piece)
+            await asyncio.sleep(0.05)
+        await response.write_eof()
+        return response
+
+    async with upstream(behave) as server, proxy(settings(baseline=[server.url])) as front:
+        for name, status in (("plain", 400), ("inside", 422)):
+            response = await front.client.post(
+                "/v1/chat/completions",
+                json={"model": MODEL, "messages": MESSAGES, "stream": True},
+                headers={"X-Request-Id": name},
+            )
+            assert response.status_code == status
+            assert response.json() == {"error": {"message": "too hot", "code": 422}}
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_an_answer_without_end_is_not_read_into_memory(is_stream: bool) -> None:
+    num_sent = 0
+
+    async def behave(_: Upstream, http: web.Request) -> web.StreamResponse:
+        nonlocal num_sent
+        response = await stream(http, [])
+        while True:
+            await response.write(b": " + b"x" * 500_000 + b"\n\n")
+            num_sent += 1
+
+    async with upstream(behave) as server:
+        config = replace(
+            settings(baseline=[server.url]),
+            retries=RetryConfig(max_attempts=1),
+            timeouts=replace(settings().timeouts, **_LONG),
+        )
+        async with proxy(config) as front:
+            response = await front.chat(stream=is_stream)
+            assert response.status_code == 503
+            assert "16 MiB" in response.json()["error"]["message"]
+            await eventually(lambda: server.num_left == 1)
+            assert num_sent < 100
 
 
 async def test_retries_stay_within_their_budget() -> None:
@@ -272,7 +357,9 @@ async def test_health_is_watched_and_shown() -> None:
         ready = await front.client.get("/readyz")
         assert ready.status_code == 503
         assert "health check answers 500" in ready.json()["missing"][MODEL]
-        assert (await front.chat()).status_code == 503
+        refused = await front.chat()
+        assert refused.status_code == 503
+        assert server.url not in ready.text + refused.text
         shown = (await front.client.get("/admin/state")).json()["models"][MODEL]["details"]["pools"]
         assert shown["baseline"][0]["healthy"] is False
         server.health = 200

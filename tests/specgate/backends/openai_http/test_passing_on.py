@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from aiohttp import web
 from openai import AsyncOpenAI
 
@@ -98,6 +99,36 @@ async def test_a_stream_keeps_its_bytes_and_hides_usage_that_only_we_asked_for()
         assert last.startswith(STREAM[3].strip()[:-1])
         assert json.loads(last[6:])["specgate"]["policy"] == "baseline"
         assert done == b"data: [DONE]"
+
+
+@pytest.mark.parametrize("is_continuous", [False, True])
+async def test_usage_on_a_chunk_with_text_is_hidden_or_shown_likewise(is_continuous: bool) -> None:
+    usage = {"usage": WHOLE["usage"]}
+    pieces = [chunk("Hel", **(usage if is_continuous else {})), chunk("lo", "stop", **usage)]
+    pieces += [usage_event()] if is_continuous else []
+
+    async def behave(_: Upstream, http: web.Request) -> web.StreamResponse:
+        response = await stream(http, [*pieces, STREAM[4]])
+        await response.write_eof()
+        return response
+
+    async with upstream(behave) as server, proxy(settings(baseline=[server.url])) as front:
+        hidden = (await front.chat(stream=True)).text
+        assert "usage" not in hidden
+        assert [json.loads(e)["choices"] for e in _payloads(hidden)] == [
+            json.loads(chunk(*told)[6:])["choices"] for told in (("Hel",), ("lo", "stop"))
+        ]
+        assert (await front.decision())["num_output_tokens"] == 5
+        shown = await front.chat(stream=True, stream_options={"include_usage": True})
+        assert shown.content.startswith(b"".join(pieces[:-1]) + pieces[-1].strip()[:-1])
+        last = json.loads(_payloads(shown.text)[-1])
+        assert last["usage"] == WHOLE["usage"]
+        assert last["specgate"]["policy"] == "baseline"
+        assert len(_payloads(shown.text)) == len(pieces)
+
+
+def _payloads(text: str) -> list[str]:
+    return [e.removeprefix("data: ") for e in text.split("\n\n") if e not in ("", "data: [DONE]")]
 
 
 async def test_every_way_to_cut_and_to_end_lines_gives_the_same_bytes() -> None:
