@@ -18,7 +18,7 @@ from router_models.base import StateError
 
 Array = NDArray[np.float64]
 _ANCHORED = 100  # outcomes that the anchor is made of
-_ANCHOR_WEIGHT = 0.1  # of each of them
+_ANCHOR_WEIGHT = 0.01  # of each of them
 
 
 def solve_nonnegative(a: Array, b: Array) -> Array:

@@ -84,6 +84,7 @@ class StepPlanner:
         ]:
             self._seats.clear()
             self._free_rows.clear()
+            self._dirty = []
             self._batch = []
             self._rate = 0.0
             self._probing.forget()

@@ -177,6 +177,17 @@ def test_snapshots_travel_as_plain_values() -> None:
         planner.update({"version": "nonsense"})
 
 
+def test_other_methods_begin_with_a_clean_table() -> None:
+    """Seats that waited for their row to be computed anew belong to the table before."""
+    planner = StepPlanner()
+    planner.use(model())
+    planner.plan(view(a=AUTO))
+    planner.set_shut([Shut("ngram", Reason.ACCEPTANCE_FLOOR, "chat")])  # every row waits
+    planner.use(model(methods={"ngram": 2}))
+    for step in range(20):
+        planner.plan(StepView(step, step * 0.03, (sequence("b", AUTO),), 0, 0, 100))
+
+
 numbers = st.integers(-5, 10_000)
 assignments = st.builds(
     PolicyAssignment,
