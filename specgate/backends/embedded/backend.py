@@ -224,14 +224,23 @@ class EmbeddedBackend:
     ) -> None:
         """Abort, and wait for the engine's last word: it tells what was done until then."""
         self._supervisor.abort(request_id)
+        cancelled: asyncio.CancelledError | None = None
         try:
-            async with asyncio.timeout(_LAST_WORD_S):
+            async with asyncio.timeout(_LAST_WORD_S) as limit:
                 while mailbox.last_stats is None and self._supervisor.is_open(request_id):
-                    await mailbox.get()
+                    try:
+                        await mailbox.get()
+                    except asyncio.CancelledError as error:
+                        if limit.expired():
+                            raise
+                        # A write failed before the connection was seen to be lost: the word is still owed.
+                        cancelled = error
         except TimeoutError:
             pass  # the engine hangs or its step is very long: the counts of this answer are lost
         if mailbox.last_stats is not None:
             on_cut(mailbox.last_stats)
+        if cancelled is not None:
+            raise cancelled
 
     async def _read_mail(self, mailbox: Mailbox, request: EngineRequest, answer: Answer) -> None:
         for mail in await mailbox.get():
