@@ -48,7 +48,7 @@ class Call:
 class Compiled:
     """The grammar that this request waits for was compiled, or refused."""
 
-    request_id: str
+    request: EngineRequest
     refusal: RequestRefused | None
 
 
@@ -124,16 +124,9 @@ class EngineService:
     def _handle(self, message: Add | Abort | Call | Compiled) -> None:
         match message:
             case Add(request):
-                if self._must_wait(request):
-                    self._compile(request)
-                else:
-                    self._add(request)
-            case Compiled(request_id, refusal):
-                waiting = self._compiling.pop(request_id, None)
-                if waiting is not None and refusal is not None:
-                    self._refuse(request_id, refusal)
-                elif waiting is not None:
-                    self._add(waiting[0])
+                self._take(request)
+            case Compiled(request, refusal):
+                self._compiled(request, refusal)
             case Abort(request_id):
                 self._abort(request_id)
             case Call(function):
@@ -141,6 +134,25 @@ class EngineService:
                     function()
                 except Exception:  # part of the top loop: a bad control message must not end the process
                     log.exception("a control message failed; the engine goes on without it")
+
+    def _take(self, request: EngineRequest) -> None:
+        name = request.request_id
+        if name in self._compiling:
+            self._refuse(name, RequestRefused(f"request id {name!r} is already waiting", "request_id"))
+        elif self._must_wait(request):
+            self._compile(request)
+        else:
+            self._add(request)
+
+    def _compiled(self, request: EngineRequest, refusal: RequestRefused | None) -> None:
+        waiting = self._compiling.get(request.request_id)
+        if waiting is None or waiting[0] is not request:
+            return  # it was aborted; another may wait under its id by now
+        del self._compiling[request.request_id]
+        if refusal is not None:
+            self._refuse(request.request_id, refusal)
+        else:
+            self._add(request)
 
     def _add(self, request: EngineRequest) -> None:
         try:
@@ -176,7 +188,7 @@ class EngineService:
             if error is not None and not isinstance(error, RequestRefused):
                 log.error("a grammar could not be compiled", exc_info=error)
                 error = RequestRefused(f"the grammar could not be compiled: {error}", spec.param)
-            self._inbox.put(Compiled(request.request_id, error))
+            self._inbox.put(Compiled(request, error))
 
         compiling = self._compilers.submit(grammars.compile, spec)
         self._compiling[request.request_id] = request, compiling

@@ -456,6 +456,33 @@ def test_nobody_compiles_the_grammar_of_an_aborted_request(gate: threading.Event
     assert not engine.grammars.has(SPECS["choice"])
 
 
+def test_an_id_that_waits_for_a_grammar_is_taken(
+    client: Client, gate: threading.Event, greedy: dict[str, list[int]]
+) -> None:
+    """The second request of an id is refused, with a grammar or without, and the first is answered."""
+    client.add(request("one", PROMPTS["person"], GREEDY, grammar=SPECS["person"]))
+    for spec in (SPECS["choice"], None):
+        client.add(request("one", PROMPTS["choice"], GREEDY, grammar=spec))
+        name, refusal = client.outbox.get(timeout=30)  # type: ignore[misc]
+        assert name == "one"
+        assert isinstance(refusal, RequestRefused)
+        assert refusal.param == "request_id"
+    gate.set()
+    assert tokens(client.collect(1)["one"]) == greedy["person"]
+
+
+def test_an_id_is_free_again_when_who_waited_under_it_is_gone(
+    client: Client, gate: threading.Event, greedy: dict[str, list[int]]
+) -> None:
+    """What was compiled for the one that left does not start its successor with another grammar."""
+    client.add(request("one", PROMPTS["choice"], GREEDY, grammar=SPECS["choice"]))
+    client.inbox.put(Abort("one"))
+    assert client.collect(1)["one"][-1].finish_reason is FinishReason.ABORT
+    client.add(request("one", PROMPTS["person"], GREEDY, grammar=SPECS["person"]))
+    gate.set()
+    assert tokens(client.collect(1)["one"]) == greedy["person"]
+
+
 def test_a_grammar_that_fails_is_a_refusal_of_its_request_alone(
     client: Client, gate: threading.Event
 ) -> None:
