@@ -17,7 +17,7 @@ from specgate.clock import Clock
 from specgate.config.guards import GuardsConfig
 from specgate.config.schema import PolicyConfig
 from specgate.policy.door import DoorState
-from specgate.policy.guard_readings import Costs, NoCosts
+from specgate.policy.guard_readings import Costs, NoCosts, band_of
 from specgate.policy.guards import Change, Conditions, GuardPanel, Limits, Openings, task_name
 from specgate.policy.reasons import Reason
 from specgate.policy.shut import Shut
@@ -147,12 +147,16 @@ class Guarding:
         """A request that met `openings` runs under `policy`. True: as a probe."""
         return self._panel.count(openings, policy)
 
-    def takes_control(self, decision: Decision, num_prompt_tokens: int) -> bool:
-        """Whether this request runs as baseline instead, so that its policy can be judged."""
+    def takes_control(self, decision: Decision, num_prompt_tokens: int, credit_s: float) -> bool:
+        """Whether this request runs as baseline instead, so that its policy can be judged. Not where
+        that is predicted to cost more than `credit_s`."""
         if decision.policy == BASELINE or decision.arm is not None or decision.reason not in _FREE:
             return False
+        if _control_cost_s(decision) > max(credit_s, 0.0):
+            return False
         now_s = self._clock.monotonic()
-        return self._panel.takes_control(decision.policy, decision.task.scope, num_prompt_tokens, now_s)
+        band = band_of(num_prompt_tokens, decision.load.num_admitted)
+        return self._panel.takes_control(decision.policy, decision.task.scope, band, now_s)
 
     def describe(self) -> list[Mapping[str, Any]]:
         """Every door, for /admin/state."""
@@ -179,5 +183,16 @@ def as_control(decision: Decision) -> Decision:
         reason=Reason.EXPLORATION.value,
         num_speculative_tokens=0,
         is_exact=True,
-        predicted=next((c.predicted for c in decision.candidates if c.policy == BASELINE), Prediction()),
+        predicted=_as_baseline(decision),
+        explore_cost_s=_control_cost_s(decision),
     )
+
+
+def _as_baseline(decision: Decision) -> Prediction:
+    return next((c.predicted for c in decision.candidates if c.policy == BASELINE), Prediction())
+
+
+def _control_cost_s(decision: Decision) -> float:
+    """By how much longer the request is predicted to take as baseline; 0 where nothing is predicted."""
+    plain_ms, chosen_ms = _as_baseline(decision).e2e_ms, decision.predicted.e2e_ms
+    return 0.0 if plain_ms is None or chosen_ms is None else max(plain_ms - chosen_ms, 0.0) / 1e3

@@ -1,17 +1,17 @@
 """What guards measure: sliding windows over outcomes and steps, and the readings taken from them.
 
 Pure: every method is told the time. A policy's latency is compared with baseline requests that ran
-in the same minutes, within task and prompt-length band, so that a long prefill is no fault of
-speculation. While a door is allowed a reading is the least the truth may be (three standard
-errors down), so that chance does not shut it; while it is probed it is the estimate itself, since
-then the policy has to show itself good.
+in the same minutes, within task, prompt-length band and load band, so that neither a long prefill
+nor a busy minute is a fault of speculation. While a door is allowed a reading is the best the truth
+may be (three standard errors off), so that chance does not shut it; while it is probed it is the
+estimate itself, since then the policy has to show itself good.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +25,7 @@ _WHOLE_MODEL = 3  # times the drafts of a task, before a policy is shut for all 
 _FRESH_PER_LOOK = 3  # latency readings taken anew in one look: the event loop has other work
 _KEPT_S = 2.0  # a latency reading without new requests is good for so long
 _SURE = 3.0  # standard errors
+_MIN_ITEMS = 5  # steps or requests before their spread says anything
 Scope = tuple[str, str | None]  # policy, task (None: all)
 
 
@@ -106,18 +107,22 @@ _QUANTITIES = (
 )
 
 
-def prompt_band(num_prompt_tokens: int) -> int:
-    """Prompts within a factor of four share a band."""
-    return max(0, (max(1, num_prompt_tokens).bit_length() - 5) // 2)
+Band = tuple[int, int]  # of prompt length, of load
+
+
+def band_of(num_prompt_tokens: int, num_in_flight: int) -> Band:
+    """What is compared with each other: prompts within a factor of four, met by loads within a factor of
+    two. A policy that ran in a busy minute is not slow because baseline ran in a quiet one."""
+    return max(0, (max(1, num_prompt_tokens).bit_length() - 5) // 2), max(num_in_flight, 1).bit_length()
 
 
 class LatencyBook:
-    """Decode times by policy, task and prompt-length band, against baseline's."""
+    """Decode times by policy, task, and band of prompt length and load, against baseline's."""
 
     def __init__(self, config: LatencyGuard) -> None:
         self._config = config
-        self._windows: dict[tuple[str, str, int, int], Window] = {}
-        self._bands: dict[str, set[int]] = {}  # seen, by task
+        self._windows: dict[tuple[str, str, Band, int], Window] = {}
+        self._bands: dict[str, set[Band]] = {}  # seen, by task
         self._num: dict[tuple[str, str], int] = {}  # requests so far, by policy and task
         self._kept: dict[tuple[str, str], tuple[tuple[object, ...], float, Reading | None]] = {}
         self._num_fresh = 0
@@ -128,7 +133,7 @@ class LatencyBook:
             return
         decision = outcome.decision
         policy, task = decision.policy, decision.task.scope
-        band = prompt_band(outcome.num_prompt_tokens)
+        band = band_of(outcome.num_prompt_tokens, decision.load.num_admitted)
         self._bands.setdefault(task, set()).add(band)
         self._num[policy, task] = self._num.get((policy, task), 0) + 1
         for index, quantity in enumerate(_QUANTITIES):
@@ -148,11 +153,11 @@ class LatencyBook:
         scopes = [scope for scope in self._num if scope[0] != BASELINE]
         return sorted(scopes, key=lambda scope: self._kept[scope][1] if scope in self._kept else -math.inf)
 
-    def lacks_control(self, policy: str, task: str, num_prompt_tokens: int, now_s: float) -> bool:
-        """Enough of `policy` ran to be judged, and too little of baseline to judge it by."""
+    def lacks_control(self, policy: str, task: str, band: Band, now_s: float) -> bool:
+        """Enough of `policy` ran in this band to be judged, and too little of baseline to judge it by."""
         counts = []
         for name in (policy, BASELINE):
-            window = self._windows.get((name, task, prompt_band(num_prompt_tokens), 0))
+            window = self._windows.get((name, task, band, 0))
             counts.append(0 if window is None else window.count(now_s))
         least = self._config.min_samples
         return counts[0] >= least > counts[1]
@@ -248,6 +253,21 @@ class _Drafted:
     batch: float
 
 
+def _doubt(items: Sequence[_Drafted]) -> float:
+    """Standard error of accepted tokens per draft: from how drafts of this acceptance differ, or, where
+    that is more, from how far whole steps or requests lie apart."""
+    num = sum(item.num_drafts for item in items)
+    accepted, reached = sum(item.num_accepted for item in items), sum(item.num_reached for item in items)
+    mean, depth = accepted / num, sum(item.num_draft_tokens for item in items) / num
+    share = accepted / reached if reached else 0.0
+    squares = sum((2 * j - 1) * share**j for j in range(1, max(round(depth), 1) + 1))
+    each = max(squares - mean**2, 0.0) / num
+    if len(items) < _MIN_ITEMS:
+        return math.sqrt(each)
+    apart = sum((item.num_accepted - mean * item.num_drafts) ** 2 for item in items) / num**2
+    return math.sqrt(max(each, apart))
+
+
 class AcceptanceBook:
     """Drafts and what became of them, by policy, and by policy and task."""
 
@@ -305,18 +325,20 @@ class AcceptanceBook:
         elif scope[1] is None:
             least *= _WHOLE_MODEL  # tasks are judged on their own first
         readings = []
+        sure = 0.0 if probe_samples is not None else _SURE
         num_reached = sum(item.num_reached for item in items)
         if num_reached:
             share = accepted / num_reached
+            value = min(share + sure * math.sqrt(share * (1 - share) / num_reached), 1.0)
             floor = self._config.min_acceptance
-            readings.append(Reading(share, floor, "acceptance", num, least, True, "acceptance", "acceptance"))
+            readings.append(Reading(value, floor, "acceptance", num, least, True, "acceptance", "acceptance"))
         tokens = costs.floor_tokens(scope[0], batch, depth)
         if tokens is not None:
-            what = f"tokens per drafted step (floor at B={batch:.1f}, K={depth:.1f})"
+            at_most = "" if probe_samples is not None else "at most, "
+            what = f"tokens per drafted step ({at_most}floor at B={batch:.1f}, K={depth:.1f})"
             floor = tokens * (1 - self._config.margin)
-            readings.append(
-                Reading(1 + accepted / num, floor, "tokens/step", num, least, True, what, "floor")
-            )
+            value = min(1 + accepted / num + sure * _doubt(items), 1 + depth)
+            readings.append(Reading(value, floor, "tokens/step", num, least, True, what, "floor"))
         return max(readings, key=lambda reading: reading.severity, default=None)
 
     def _put(self, scope: Scope, drafted: _Drafted) -> None:

@@ -16,6 +16,7 @@ from specgate.config.guards import GuardsConfig, Mode
 from specgate.policy.door import Door, DoorState, ProbeBudget, Reading, advance
 from specgate.policy.guard_readings import (
     AcceptanceBook,
+    Band,
     CheckBook,
     Costs,
     ErrorBook,
@@ -179,12 +180,12 @@ class GuardPanel:
             self._budget(entry).count(was_probe=entry.policy == policy)
         return policy in openings.probes
 
-    def takes_control(self, policy: str, task: str, num_prompt_tokens: int, now_s: float) -> bool:
+    def takes_control(self, policy: str, task: str, band: Band, now_s: float) -> bool:
         """Whether a request that would run under `policy` runs as baseline instead, to compare with."""
         is_wanted = (
             self._config.latency.mode != "off"
             and self._controls.has_one
-            and self._latency.lacks_control(policy, task, num_prompt_tokens, now_s)
+            and self._latency.lacks_control(policy, task, band, now_s)
         )
         self._controls.count(was_probe=is_wanted)
         return is_wanted

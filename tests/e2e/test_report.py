@@ -35,8 +35,6 @@ def _post(server: Server, number: int) -> None:
     assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=90).status_code == 200
 
 
-# Slow: on a crowded machine about one run in twelve finds a stream left without a word of its device time.
-@pytest.mark.slow
 def test_the_report_adds_up_to_the_metrics_of_a_real_server(tmp_path: Path) -> None:
     from engine.models.tiny_files import save_tiny_model
 

@@ -37,6 +37,7 @@ def outcome(
     result: str = "ok",
     arm: str | None = None,
     gap_s: float | None = None,
+    num_in_flight: int = 0,
 ) -> RequestOutcome:
     """A finished request of 50 tokens."""
     stats = SequenceStats(
@@ -47,7 +48,7 @@ def outcome(
     gap = tpot_s if gap_s is None else gap_s
     decision = Decision(
         policy, "rule", 0 if policy == BASELINE else 4, False, TaskEstimate(task, 1.0),
-        LengthEstimate(50, 80), LoadView(), arm=arm,
+        LengthEstimate(50, 80), LoadView(num_admitted=num_in_flight), arm=arm,
     )  # fmt: skip
     return RequestOutcome(
         GenerationRequest("r", "chat", "m", SamplingParams()), decision, result, num_prompt_tokens, 50,

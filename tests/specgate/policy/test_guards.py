@@ -21,7 +21,7 @@ from specgate.config.guards import (
     MemoryGuard,
 )
 from specgate.policy.door import DoorState
-from specgate.policy.guard_readings import NoCosts
+from specgate.policy.guard_readings import NoCosts, band_of
 from specgate.policy.guards import Change, Conditions, GuardPanel, Limits
 from specgate.policy.plan_step import StepPlanner
 from specgate.policy.reasons import Reason
@@ -201,6 +201,25 @@ def test_latency_is_compared_with_baseline_runs_of_the_same_task_and_prompt_band
     assert shut_of(panel, "translation") == {}
 
 
+def test_a_busy_minute_is_not_compared_with_a_quiet_one() -> None:
+    """Steps are shared: everything is slower under load. Only what met like load tells policies apart."""
+    panel = GuardPanel(replace(CONFIG, latency=LatencyGuard(min_samples=20)), LIMITS)
+    fill(panel, BASELINE, 0.010, 40, 0.0, num_in_flight=1)
+    fill(panel, "ngram", 0.030, 60, 0.0, num_in_flight=12)
+    assert panel.look(at(0)) == []
+    fill(panel, BASELINE, 0.020, 40, 1.0, num_in_flight=13)
+    assert trips(panel.look(at(2))) == [("latency_guard", "ngram", "chat")]
+
+
+def test_few_drafts_that_may_be_bad_luck_do_not_shut() -> None:
+    """35 drafts with 0.6 tokens each where 0.8 are needed: two standard errors. Ten times as many: enough."""
+    for times, expected in ((1, []), (10, [("acceptance_floor", "ngram", "chat")])):
+        panel = GuardPanel(CONFIG, LIMITS)
+        for _ in range(times):
+            panel.add_outcome(outcome("ngram", accepted=21, reached=49, drafts=35), 0.0)
+        assert trips(panel.look(at(1, Costs(floor=1.8)))) == expected
+
+
 def test_latency_within_the_noise_does_not_shut() -> None:
     panel = GuardPanel(CONFIG, LIMITS)
     fill(panel, "ngram", 0.0112, 25, 0.0)  # 12 % slower in a spread of 6 %: beyond 1.10, not beyond doubt
@@ -214,17 +233,18 @@ def test_latency_within_the_noise_does_not_shut() -> None:
 def test_baseline_runs_are_taken_where_there_are_none_to_compare_with() -> None:
     panel = GuardPanel(replace(CONFIG, latency=LatencyGuard(min_samples=20, control_share=0.1)), LIMITS)
     for _ in range(30):
-        assert not panel.takes_control("ngram", "chat", 100, 0.0)  # nothing ran yet that could be judged
+        assert not panel.takes_control("ngram", "chat", band_of(100, 0), 0.0)  # nothing ran yet to judge
     fill(panel, "ngram", 0.01, 40, 0.0)
-    assert panel.takes_control("ngram", "chat", 100, 0.0)
-    assert not panel.takes_control("ngram", "chat", 5000, 0.0)  # another band
-    taken = sum(panel.takes_control("ngram", "chat", 100, 0.0) for _ in range(1000))
+    assert panel.takes_control("ngram", "chat", band_of(100, 0), 0.0)
+    assert not panel.takes_control("ngram", "chat", band_of(5000, 0), 0.0)  # longer prompts
+    assert not panel.takes_control("ngram", "chat", band_of(100, 9), 0.0)  # more load
+    taken = sum(panel.takes_control("ngram", "chat", band_of(100, 0), 0.0) for _ in range(1000))
     assert 80 <= taken <= 100
     fill(panel, BASELINE, 0.01, 20, 0.0)
-    assert not any(panel.takes_control("ngram", "chat", 100, 0.0) for _ in range(100))
+    assert not any(panel.takes_control("ngram", "chat", band_of(100, 0), 0.0) for _ in range(100))
     off = GuardPanel(replace(CONFIG, latency=LatencyGuard(mode="off")), LIMITS)
     fill(off, "ngram", 0.01, 40, 0.0)
-    assert not any(off.takes_control("ngram", "chat", 100, 0.0) for _ in range(200))
+    assert not any(off.takes_control("ngram", "chat", band_of(100, 0), 0.0) for _ in range(200))
 
 
 def test_one_answer_that_differs_shuts_its_policy() -> None:

@@ -101,6 +101,29 @@ async def test_the_counts_of_an_answer_that_is_left_are_told(
     assert told == [stats]  # an answer that came to its end is not cut
 
 
+async def test_counts_are_told_when_the_leaver_is_cancelled_while_they_are_awaited(
+    backend: EmbeddedBackend,
+) -> None:
+    """A write to a client that went fails first and closes the stream; the connection's end cancels the
+    handler a moment later, while the engine still owes its last word."""
+    told: list[SequenceStats] = []
+    request = completion(PROMPT)
+    prepared = await backend.prepare(request)
+    deltas = backend.generate(
+        request, prepared, POLICIES[2], index=0, max_tokens=LONG, label="", on_cut=told.append
+    )
+    await anext(deltas)
+    closing = asyncio.create_task(deltas.aclose())  # type: ignore[attr-defined]
+    await asyncio.sleep(0)  # it waits now: the word needs a step of another process
+    assert not told
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert len(told) == 1
+    assert backend.num_open == 0
+    await until(lambda: is_idle(backend))
+
+
 async def test_cancelling_a_reader_frees_everything(backend: EmbeddedBackend) -> None:
     seen: list[Delta] = []
     reading = asyncio.create_task(read_all(backend, seen))
