@@ -54,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training.add_argument("--steps", type=int, default=2000)
     training.add_argument("--rounds", type=int, default=3, help="draft tokens unrolled")
     training.add_argument("--layers", type=int, default=1, help="decoder layers of the head")
+    training.add_argument(
+        "--input-tokens", type=int, choices=(1, 2), default=2, help="tokens whose embeddings the head reads"
+    )
     training.add_argument("--vocabulary", type=int, default=4096, help="tokens that can be drafted")
     training.add_argument("--batch-tokens", type=int, default=1024)
     training.add_argument("--learning-rate", type=float, default=5e-4)
@@ -198,7 +201,7 @@ def _train_and_export(args: argparse.Namespace) -> None:
         "steps": trainer.state.step,
     }
     export_head(
-        trainer.module,
+        trainer.mean.module,
         trainer.target.draft_token_ids.tolist(),
         folder,
         target=target.spec.name,
@@ -221,6 +224,7 @@ def _trainer(args: argparse.Namespace, target: CausalLM, samples: list[Sample]) 
         num_steps=args.steps,
         num_rounds=args.rounds,
         num_layers=args.layers,
+        num_input_tokens=args.input_tokens,
         batch_tokens=args.batch_tokens,
         learning_rate=args.learning_rate,
         evaluate_every=args.evaluate_every,
@@ -242,8 +246,8 @@ def _start_from(trainer: Trainer, folder: Path) -> None:
 
     try:
         weights = load_file(folder / "model.safetensors")
-        trainer.module.load_state_dict({name: value.float() for name, value in weights.items()})
-    except (SafetensorError, RuntimeError, FileNotFoundError) as error:
+        trainer.start_from(weights)
+    except (SafetensorError, RuntimeError, KeyError, FileNotFoundError) as error:
         raise ValueError(f"{folder} holds no draft head for this target: {error}") from error
 
 

@@ -1,10 +1,13 @@
 """A draft head: one decoder layer (or a few) on the target's hidden states, sharing its tables.
 
-    hidden'[j] = decoder(fc([embedding of token j + 1; hidden[j]]));  logits = target's head(hidden'[j])
+    hidden'[j] = decoder(fc([embedding of token j + 1; embedding of token j; hidden[j]]))
+    logits = target's head(hidden'[j])
 
 `hidden'[j]` stands in for the target's hidden state of token j + 1, so a chain feeds it back
-(EAGLE: Li et al., arXiv:2401.15077). The head of the target is cut down to the draft vocabulary,
-its most frequent tokens, since it would otherwise cost more than all the rest.
+(EAGLE: Li et al., arXiv:2401.15077). The embedding of token j (left out with `num_input_tokens` 1)
+lets the one attention layer find what came after the same two tokens earlier. The head of the target
+is cut down to the draft vocabulary, its most frequent tokens, since it would otherwise cost more than
+all the rest.
 
 On disk it is a folder with `model.safetensors` and a `config.json` whose architecture is
 `DraftHeadForCausalLM`; `engine.training.export` writes it.
@@ -43,6 +46,7 @@ class DraftHeadConfig:
     target: str  # its name, for messages
     context_tokens: int  # how far back the head attends at least, and at most twice that
     draft_token_ids: tuple[int, ...]  # the draft vocabulary, ascending
+    num_input_tokens: int = 1  # embeddings an entry is made of: of token j + 1, and of those before it
 
     def spec(self, target: ModelSpec) -> ModelSpec:
         """The head's shapes; raises DrafterMismatch where it was made for another target."""
@@ -78,9 +82,12 @@ class DraftHead:
     ) -> None:
         self.spec = spec
         self.context_tokens = config.context_tokens
+        self.num_input_tokens = config.num_input_tokens
         self.token_ids = torch.tensor(config.draft_token_ids, dtype=torch.int64)
         self._target = target
-        self._decoder, self._fc = target.with_layers(spec, source, self.token_ids)
+        self._decoder, self._fc = target.with_layers(
+            spec, source, self.token_ids, config.num_input_tokens
+        )
         self.token_ids = self.token_ids.to(target.device)
 
     @property
@@ -97,12 +104,20 @@ class DraftHead:
         """An empty KV cache that fits the head."""
         return self._decoder.new_cache(num_blocks, block_size)
 
-    def forward(self, batch: ForwardBatch, hidden: torch.Tensor, cache: PagedCache) -> torch.Tensor:
+    def forward(
+        self, batch: ForwardBatch, before: torch.Tensor, hidden: torch.Tensor, cache: PagedCache
+    ) -> torch.Tensor:
         """Guessed hidden states, [num_entries, hidden], of the tokens `batch.token_ids`.
 
-        hidden: [num_entries, hidden], each the (true or guessed) state of the token before.
+        before: [num_entries], the tokens before them; hidden: [num_entries, hidden], their (true or
+        guessed) states.
         """
-        embedded = self._target.embed(batch.token_ids)
+        num_entries = len(batch.token_ids)
+        if self.num_input_tokens == 1:
+            embedded = self._target.embed(batch.token_ids)
+        else:
+            tokens = torch.cat((batch.token_ids, before))
+            embedded = torch.cat(self._target.embed(tokens).split(num_entries), dim=1)
         inputs = self._fc(torch.cat((embedded, hidden.to(embedded.dtype)), dim=1))
         return self._decoder.forward(batch, cache, inputs)
 
@@ -141,6 +156,7 @@ def read_config(folder: Path) -> DraftHeadConfig:
             target=str(settings["target"]),
             context_tokens=int(settings["context_tokens"]),
             draft_token_ids=tuple(map(int, settings["draft_token_ids"])),
+            num_input_tokens=int(settings.get("num_input_tokens", 1)),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelSourceError(
@@ -151,6 +167,8 @@ def read_config(folder: Path) -> DraftHeadConfig:
         raise ModelSourceError(f"{path}: draft_token_ids must be ascending ids below {config.vocab_size}.")
     if config.context_tokens < 1 or config.num_hidden_layers < 1:
         raise ModelSourceError(f"{path}: context_tokens and num_hidden_layers must be at least 1.")
+    if config.num_input_tokens not in (1, 2):
+        raise ModelSourceError(f"{path}: num_input_tokens must be 1 or 2.")
     return config
 
 

@@ -72,11 +72,12 @@ class LanguageModel(Protocol):
         ...
 
     def with_layers(
-        self, spec: ModelSpec, source: WeightSource, head_token_ids: torch.Tensor
+        self, spec: ModelSpec, source: WeightSource, head_token_ids: torch.Tensor, num_tokens: int = 1
     ) -> tuple[LanguageModel, Projection]:
         """A draft head's parts in this model's number format: its decoder and its `fc`.
 
         The decoder has the layers and norm of `source`, this model's embedding and, of this model's
-        head, the rows `head_token_ids`. Raises ModelSourceError where the weights do not fit `spec`.
+        head, the rows `head_token_ids`; `fc` reads `num_tokens` embeddings and a hidden state. Raises
+        ModelSourceError where the weights do not fit `spec`.
         """
         ...

@@ -169,10 +169,10 @@ class CausalLM:
         return F.embedding(token_ids, self.embedding)
 
     def with_layers(
-        self, spec: ModelSpec, source: WeightSource, head_token_ids: torch.Tensor
+        self, spec: ModelSpec, source: WeightSource, head_token_ids: torch.Tensor, num_tokens: int = 1
     ) -> tuple[CausalLM, Projection]:
         """See `LanguageModel.with_layers`."""
-        shapes = head_shapes(spec)
+        shapes = head_shapes(spec, num_tokens)
         weights = CheckedWeights(spec, source, device=self.device, dtype=self.dtype, shapes=shapes)
         assert isinstance(self.head, Linear)
         decoder = CausalLM(

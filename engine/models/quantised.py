@@ -131,10 +131,10 @@ class QuantisedLM:
         return self.embedding.rows(token_ids.tolist())
 
     def with_layers(
-        self, spec: ModelSpec, source: WeightSource, head_token_ids: torch.Tensor
+        self, spec: ModelSpec, source: WeightSource, head_token_ids: torch.Tensor, num_tokens: int = 1
     ) -> tuple[QuantisedLM, QuantLinear]:
         """See `LanguageModel.with_layers`."""
-        library, shapes = _library(), head_shapes(spec)
+        library, shapes = _library(), head_shapes(spec, num_tokens)
         weights = CheckedWeights(spec, source, device=self.device, dtype=torch.float32, shapes=shapes)
         decoder = QuantisedLM(
             spec,

@@ -17,7 +17,7 @@ from engine.models.spec import ModelSpec
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
-HEAD_INPUT = "fc.weight"  # of a draft head: [embedding; hidden state] -> what its first layer gets
+HEAD_INPUT = "fc.weight"  # of a draft head: [embeddings; hidden state] -> what its first layer gets
 
 
 def layer_prefix(layer: int) -> str:
@@ -65,9 +65,13 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def head_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Shapes of every tensor of a draft head, by name: no tables, they are the target's."""
-    shapes: dict[str, tuple[int, ...]] = {HEAD_INPUT: (spec.hidden_size, 2 * spec.hidden_size)}
+def head_shapes(spec: ModelSpec, num_tokens: int = 1) -> dict[str, tuple[int, ...]]:
+    """Shapes of every tensor of a draft head, by name: no tables, they are the target's.
+
+    `num_tokens`: how many tokens' embeddings an entry is made of.
+    """
+    width = (num_tokens + 1) * spec.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {HEAD_INPUT: (spec.hidden_size, width)}
     for layer in range(spec.num_layers):
         shapes.update({layer_prefix(layer) + name: shape for name, shape in layer_shapes(spec).items()})
     shapes[FINAL_NORM] = (spec.hidden_size,)

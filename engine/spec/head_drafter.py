@@ -1,6 +1,6 @@
 """Chains from a draft head, which reads the target's hidden states and so needs little of its own.
 
-Entry j of the head's cache is made of the target's hidden state of token j and of token j + 1; it
+Entry j of the head's cache is made of the target's hidden state of token j and of tokens j and j + 1; it
 guesses the hidden state of token j + 1 and with it token j + 2. Entries from true states are kept,
 those made while drafting are overwritten at the next `propose`.
 
@@ -159,7 +159,8 @@ class DraftHeadDrafter:
                 live, hidden = [live[place] for place in going_on], hidden[going_on]
             if live:
                 rows = [self._next_row(job) for job in live]
-                hidden = self._forward(rows, hidden)
+                before = [(job.context.token_ids[-1], *job.token_ids)[-2] for job in live]
+                hidden = self._forward(rows, before, hidden)
         for job in drafting:
             probs = torch.stack(job.probs) if job.probs else None
             trees[job.index] = DraftTree.chain(tuple(job.token_ids), probs)
@@ -209,6 +210,7 @@ class DraftHeadDrafter:
         budget, num_fill = self._catch_up_tokens, 0
         rows: list[BatchRow] = []
         parts: list[torch.Tensor] = []
+        before: list[int] = []
         level: list[_Job] = []
         ends: list[int] = []
         for job in jobs:
@@ -225,6 +227,7 @@ class DraftHeadDrafter:
             tokens = job.context.token_ids[window.end + 1 : end + 1]
             rows.append(BatchRow(tokens, window.end - window.first, window.block_table, 1))
             parts.append(tail.rows(window.end, end))
+            before += job.context.token_ids[window.end : end]
             window.end = end
             ends.append(sum(map(len, parts)) - 1)
             if end == job.num_entries:
@@ -233,7 +236,7 @@ class DraftHeadDrafter:
                 ends.pop()
         if not rows:
             return [], torch.empty(0)
-        hidden = self._forward(rows, torch.cat(parts))
+        hidden = self._forward(rows, before, torch.cat(parts))
         num_forwards, num_kv_tokens, _ = self._work
         self._work = num_forwards, num_kv_tokens, num_fill
         return level, hidden[ends]
@@ -243,13 +246,18 @@ class DraftHeadDrafter:
         start = job.num_entries - job.window.first + len(job.token_ids) - 1
         return BatchRow([job.token_ids[-1]], start, job.window.block_table, 1)
 
-    def _forward(self, rows: Sequence[BatchRow], hidden: torch.Tensor) -> torch.Tensor:
-        """Guessed hidden states of all the rows' entries, [num_entries, hidden]."""
+    def _forward(
+        self, rows: Sequence[BatchRow], before: Sequence[int], hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """Guessed hidden states of all the rows' entries, [num_entries, hidden]; `before`: the tokens
+        before theirs."""
         batch = build_batch(rows, self.blocks.block_size, self._head.device)
         num_forwards, num_kv_tokens, num_fill = self._work
         num_kv_tokens += sum(row.start + len(row.token_ids) for row in rows)
         self._work = num_forwards + 1, num_kv_tokens, num_fill
-        return self._head.forward(batch, hidden, self._cache)
+        return self._head.forward(
+            batch, torch.tensor(before, device=self._head.device), hidden, self._cache
+        )
 
     def _draw(self, jobs: Sequence[_Job], logits: torch.Tensor) -> None:
         """Add the next draft token of every job; `logits` [num_jobs, draft vocabulary] are in their order."""

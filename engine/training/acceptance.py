@@ -48,7 +48,11 @@ def measure_acceptance(
     for at in range(0, len(order), _BATCH):
         part = order[at : at + _BATCH]
         batch = make_batch(part, [0] * len(part)).to(target.device)
-        rounds = module(target.embed(batch.token_ids[:, 1:]), batch.hidden[:, :-1], num_positions)
+        rounds = module(
+            target.embed_entries(batch.token_ids, module.num_input_tokens),
+            batch.hidden[:, :-1],
+            num_positions,
+        )
         outputs = batch.is_output
         wanted = torch.full(outputs.shape, -1, device=target.device)
         wanted[outputs] = target.best_tokens(batch.hidden[:, 1:][outputs])

@@ -38,6 +38,7 @@ def export_head(
         "intermediate_size": spec.intermediate_size,
         "vocab_size": spec.vocab_size,
         "context_tokens": context_tokens,
+        "num_input_tokens": module.num_input_tokens,
         "torch_dtype": "bfloat16",
         "validation": dict(figures or {}),
         "draft_token_ids": list(draft_token_ids),

@@ -1,6 +1,6 @@
 """The draft head as a trainable module, with the names its exported tensors have.
 
-    x = fc([embedding of the next token; hidden state])  ->  decoder layer(s)  ->  norm
+    x = fc([embedding of the next token; embedding of this one; hidden state])  ->  decoder layer(s)  ->  norm
 
 The result stands in for the target's own hidden state one token further on: the target's head
 reads the next token off it, and the head's next step takes it as input. Only `fc`, the layers and
@@ -133,17 +133,19 @@ class _Model(nn.Module):
 class DraftHeadModule(nn.Module):
     """The trainable head; `state_dict()` has the tensor names of an exported head."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, num_input_tokens: int = 1) -> None:
         super().__init__()
         self.spec = spec
-        self.fc = nn.Linear(2 * spec.hidden_size, spec.hidden_size, bias=False)
+        self.num_input_tokens = num_input_tokens
+        self.fc = nn.Linear((num_input_tokens + 1) * spec.hidden_size, spec.hidden_size, bias=False)
         self.model = _Model(spec)
         self._frequencies = rotary_frequencies(spec.rope, spec.head_dim)
 
     def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, num_rounds: int) -> list[torch.Tensor]:
-        """Entry j of round 1 takes `embedded[:, j]` (the token after j) and the target's `hidden[:, j]`.
+        """Entry j of round 1 takes `embedded[:, j]` (tokens j + 1 and j) and the target's `hidden[:, j]`.
 
-        Both are [batch, length, hidden_size]. Returns each round's results, [batch, length,
+        embedded: [batch, length, num_input_tokens * hidden_size], see `TargetTables.embed_entries`;
+        hidden: [batch, length, hidden_size]. Returns each round's results, [batch, length,
         hidden_size] float32; round k's first k - 1 entries mean nothing.
         """
         places = torch.arange(embedded.shape[1], dtype=torch.float32, device=embedded.device)
@@ -160,6 +162,15 @@ class DraftHeadModule(nn.Module):
         return results
 
 
+def embed_entries(table: torch.Tensor, token_ids: torch.Tensor, num_input_tokens: int) -> torch.Tensor:
+    """What entry j takes in of the text: tokens j + 1 and (of two) j. token_ids: [..., length + 1];
+    the result is [..., length, num_input_tokens * hidden_size]."""
+    embedded = F.embedding(token_ids, table)
+    if num_input_tokens == 1:
+        return embedded[..., 1:, :]
+    return torch.cat((embedded[..., 1:, :], embedded[..., :-1, :]), -1)
+
+
 @torch.no_grad()
 def initialise(
     module: DraftHeadModule, target: CausalLM, texts: list[torch.Tensor], hidden: list[torch.Tensor]
@@ -167,8 +178,8 @@ def initialise(
     """Start from the target: its last layers and norm, and an `fc` that is fitted to feed them.
 
     `fc` is the ridge regression of the residual stream that enters those layers on (embedding of
-    the token, hidden state of the token before). texts: [num_tokens] each; hidden: [num_tokens,
-    hidden_size] each, the target's own.
+    the token, that of the token before, hidden state of the token before). texts: [num_tokens] each;
+    hidden: [num_tokens, hidden_size] each, the target's own.
     """
     num_layers = module.spec.num_layers
     module.model.norm.weight.copy_(target.norm.weight)
@@ -178,7 +189,7 @@ def initialise(
     inputs, wanted = [], []
     for token_ids, states in zip(texts, hidden, strict=True):
         # The first tokens' residuals are huge (attention sinks) and would bend the fit.
-        embedded = F.embedding(token_ids[2:], target.embedding)
+        embedded = embed_entries(target.embedding, token_ids[1:], module.num_input_tokens)
         inputs.append(torch.cat((embedded, states[1:-1].float()), -1))
         wanted.append(_residuals(target, token_ids, target.spec.num_layers - num_layers)[2:])
     x, y = torch.cat(inputs).double(), torch.cat(wanted).double()

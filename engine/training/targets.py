@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from engine.models.llama import CausalLM
 from engine.training.corpus import Sample, is_validation
+from engine.training.head_module import embed_entries
 
 
 def frequent_tokens(samples: Iterable[Sample], num_tokens: int, always: Iterable[int] = ()) -> list[int]:
@@ -43,9 +44,9 @@ class TargetTables:
         self._head = head.to(self.device)
         self._draft_head = self._head[self.draft_token_ids].clone()
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[..., ] -> [..., hidden]."""
-        return F.embedding(token_ids, self._embedding)
+    def embed_entries(self, token_ids: torch.Tensor, num_input_tokens: int) -> torch.Tensor:
+        """[..., length + 1] -> [..., length, num_input_tokens * hidden_size]: what entries take in."""
+        return embed_entries(self._embedding, token_ids, num_input_tokens)
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, len(draft_token_ids)] float32."""

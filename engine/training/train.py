@@ -3,7 +3,8 @@
 Loss: in each of `num_rounds` rounds (the head's own results fed back, as in drafting) the cross
 entropy to the target's whole distribution over the draft vocabulary, and in the first round a
 smooth L1 distance to the target's hidden state (EAGLE, arXiv:2401.15077; rounds as in EAGLE-3,
-arXiv:2503.01840). AdamW; the rate rises over a warm-up, stays, and falls linearly to the end.
+arXiv:2503.01840). Muon and AdamW (see `optimiser`); the rate rises over a warm-up, stays, and falls
+linearly to the end.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from engine.training.acceptance import Acceptance, measure_acceptance
 from engine.training.batches import Batch, training_batches
 from engine.training.corpus import CorpusError, Sample
 from engine.training.head_module import DraftHeadModule, initialise
+from engine.training.optimiser import Optimiser, RunningMean
 from engine.training.targets import TargetTables
 
 _INIT_TOKENS = 4096  # of the corpus, to fit the first `fc` on
@@ -45,7 +47,10 @@ class TrainConfig:
     weight_decay: float = 0.01
     hidden_weight: float = 0.2  # of the distance to the target's hidden states
     clip_norm: float = 1.0
+    is_muon: bool = True  # for the matrices; False: AdamW for all
+    mean_decay: float = 0.98  # of the running mean of the weights, which is what is validated and exported
     num_layers: int = 1
+    num_input_tokens: int = 2  # embeddings an entry is made of: of the next token, and of this one
     validation_share: float = 0.1
     validation_samples: int = 120
     evaluate_every: int = 200
@@ -103,16 +108,34 @@ class Trainer:
                 " too few; collect more prompts"
             )
         torch.manual_seed(config.seed)
-        self.module = DraftHeadModule(head_spec(target.spec, config.num_layers)).to(target.device)
-        self.optimiser = torch.optim.AdamW(
-            self.module.parameters(),
-            lr=config.learning_rate,
-            betas=(0.9, 0.95),
+        self.module = DraftHeadModule(
+            head_spec(target.spec, config.num_layers), config.num_input_tokens
+        ).to(target.device)
+        self.optimiser = Optimiser(
+            self.module,
+            learning_rate=config.learning_rate,
             weight_decay=config.weight_decay,
+            is_muon=config.is_muon,
         )
+        self.mean = RunningMean(self.module, config.mean_decay)
         self.state = TrainState()
         if not self._load():
             self._initialise()
+
+    def start_from(self, weights: dict[str, torch.Tensor]) -> None:
+        """Begin with another head's weights; one that reads fewer tokens' embeddings grows to this one's.
+
+        Raises RuntimeError where the shapes differ.
+        """
+        own = self.module.fc.weight
+        given = weights["fc.weight"].float()
+        if given.shape[1] < own.shape[1]:
+            size = self.module.spec.hidden_size
+            grown = torch.zeros_like(own)
+            grown[:, :size], grown[:, -size:] = given[:, :size], given[:, -size:]
+            given = grown
+        self.module.load_state_dict({name: w.float() for name, w in weights.items()} | {"fc.weight": given})
+        self.mean.module.load_state_dict(self.module.state_dict())
 
     def run(self, report: Report | None = None) -> Acceptance:
         """Train to the end or to the early stop; the best validation acceptance."""
@@ -137,14 +160,16 @@ class Trainer:
         return self.best()
 
     def evaluate(self) -> Acceptance:
-        """Acceptance by position on the validation samples."""
-        return measure_acceptance(self.module, self.target, self.validation[: self.config.validation_samples])
+        """Acceptance by position on the validation samples, of the weights' running mean."""
+        samples = self.validation[: self.config.validation_samples]
+        return measure_acceptance(self.mean.module, self.target, samples)
 
     def best(self) -> Acceptance:
-        """Load the weights that were best on the validation samples; their acceptance."""
+        """Load into `mean` the weights that were best on the validation samples; their acceptance."""
         path = self.folder / "best.pt"
         if path.is_file():
-            self.module.load_state_dict(torch.load(path, map_location=self.target.device, weights_only=True))
+            weights = torch.load(path, map_location=self.target.device, weights_only=True)
+            self.mean.module.load_state_dict(weights)
         return self.evaluate()
 
     def _is_over(self, acceptance: Acceptance) -> bool:
@@ -153,26 +178,25 @@ class Trainer:
         self.state.history.append({"step": self.state.step, **asdict(acceptance)})
         if length > self.state.best:
             self.state.best, self.state.num_worse = length, 0
-            _write(self.module.state_dict(), self.folder / "best.pt")
+            _write(self.mean.module.state_dict(), self.folder / "best.pt")
         else:
             self.state.num_worse += 1
         return bool(self.config.patience) and self.state.num_worse >= self.config.patience
 
     def _train_step(self, batch: Batch) -> float:
         self.module.train()
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.config.learning_rate * rate(self.state.step, self.config)
         with torch.autocast(self.target.device.type, torch.bfloat16, enabled=self.config.is_bfloat16):
             loss = self._loss(batch)
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.config.clip_norm)
-        self.optimiser.step()
+        self.optimiser.step(rate(self.state.step, self.config))
+        self.mean.update(self.module)
         return float(loss.detach())
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         config, wanted = self.config, batch.hidden[:, 1:]
-        embedded = self.target.embed(batch.token_ids[:, 1:])
+        embedded = self.target.embed_entries(batch.token_ids, config.num_input_tokens)
         rounds = self.module(embedded, batch.hidden[:, :-1], config.num_rounds)
         with torch.no_grad():
             outputs = batch.is_output
@@ -213,6 +237,7 @@ class Trainer:
                 break
         if texts:
             initialise(self.module, self.target.model, texts, hidden)
+            self.mean.module.load_state_dict(self.module.state_dict())
 
     def _load(self) -> bool:
         """Go on from the folder's checkpoint; False where there is none."""
@@ -222,6 +247,7 @@ class Trainer:
         saved = torch.load(path, map_location=self.target.device, weights_only=True)
         self.module.load_state_dict(saved["module"])
         self.optimiser.load_state_dict(saved["optimiser"])
+        self.mean.load_state_dict(saved["mean"])
         self.state = replace(TrainState(), **saved["state"])
         return True
 
@@ -229,6 +255,7 @@ class Trainer:
         saved = {
             "module": self.module.state_dict(),
             "optimiser": self.optimiser.state_dict(),
+            "mean": self.mean.state_dict(),
             "state": asdict(self.state),
         }
         _write(saved, self.folder / _CHECKPOINT)

@@ -14,7 +14,9 @@ from engine.models.weights import DictWeights, head_shapes
 from engine.spec.head_drafter import DraftHeadDrafter
 
 
-def head_weights(model: LanguageModel, seed: int = 0, num_layers: int = 1) -> dict[str, torch.Tensor]:
+def head_weights(
+    model: LanguageModel, seed: int = 0, num_layers: int = 1, num_input_tokens: int = 2
+) -> dict[str, torch.Tensor]:
     """Random weights, scaled so that states keep unit size."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -22,7 +24,7 @@ def head_weights(model: LanguageModel, seed: int = 0, num_layers: int = 1) -> di
         noise = torch.randn(shape, generator=generator)
         return 1.0 + 0.1 * noise if name.endswith("norm.weight") else noise / math.sqrt(shape[-1])
 
-    shapes = head_shapes(head_spec(model.spec, num_layers))
+    shapes = head_shapes(head_spec(model.spec, num_layers), num_input_tokens)
     return {name: draw(name, shape) for name, shape in shapes.items()}
 
 
@@ -32,14 +34,23 @@ def tiny_head(
     *,
     context_tokens: int = 16,
     weights: dict[str, torch.Tensor] | None = None,
+    num_input_tokens: int = 2,
 ) -> DraftHead:
     """A head for `model` that drafts `token_ids`; None: every other token."""
     spec = head_spec(model.spec)
     ids = tuple(range(0, spec.vocab_size, 2) if token_ids is None else token_ids)
     config = DraftHeadConfig(
-        1, spec.hidden_size, spec.intermediate_size, spec.vocab_size, spec.name, context_tokens, ids
+        num_hidden_layers=1,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        vocab_size=spec.vocab_size,
+        target=spec.name,
+        context_tokens=context_tokens,
+        draft_token_ids=ids,
+        num_input_tokens=num_input_tokens,
     )
-    return DraftHead(model, spec, DictWeights(weights or head_weights(model)), config)
+    weights = weights or head_weights(model, num_input_tokens=num_input_tokens)
+    return DraftHead(model, spec, DictWeights(weights), config)
 
 
 def head_drafter(

@@ -51,6 +51,8 @@ def test_what_is_exported_is_loaded(tmp_path: Path) -> None:
         ({"context_tokens": 0}, ModelSourceError, "at least 1"),
         ({"draft_token_ids": [2, 1]}, ModelSourceError, "ascending"),
         ({"draft_token_ids": [1, 64]}, ModelSourceError, "below 64"),
+        ({"num_input_tokens": 3}, ModelSourceError, "must be 1 or 2"),
+        ({"num_input_tokens": 2}, ModelSourceError, "shape"),
         ({"hidden_size": 32}, DrafterMismatch, "train-draft"),
         ({"num_hidden_layers": 2}, ModelSourceError, "lack"),
         ({"intermediate_size": 7}, ModelSourceError, "shape"),

@@ -22,7 +22,7 @@ from engine.spec.check_drafter import check_drafter
 from engine.spec.drafter import DraftContext
 from engine.spec.head_drafter import DraftHeadDrafter
 from engine.spec.randomness import RandomKey
-from engine.training.head_module import DraftHeadModule
+from engine.training.head_module import DraftHeadModule, embed_entries
 from engine.types import SamplingParams
 from tests.engine.harness import GREEDY, drive, make_engine, prompt, reference_greedy, request, target
 from tests.engine.heads import head_drafter, head_weights, tiny_head
@@ -48,17 +48,20 @@ def guesses(head: DraftHead, token_ids: Sequence[int], hidden: torch.Tensor) -> 
     table = new_block_table()
     table.append(0)
     batch = build_batch([BatchRow(token_ids[1:], 0, table, 0)], len(token_ids), head.device)
-    return head.forward(batch, hidden, head.new_cache(1, len(token_ids)))
+    before = torch.tensor(token_ids[:-1])
+    return head.forward(batch, before, hidden, head.new_cache(1, len(token_ids)))
 
 
-def test_the_engine_computes_what_was_trained() -> None:
+@pytest.mark.parametrize("num_input_tokens", [1, 2])
+def test_the_engine_computes_what_was_trained(num_input_tokens: int) -> None:
     """The first round in one forward, and the later ones token by token, as drafting does."""
-    module = DraftHeadModule(head_spec(target().spec))
-    module.load_state_dict(head_weights(target()))
-    head = tiny_head(target(), range(target().spec.vocab_size))
+    module = DraftHeadModule(head_spec(target().spec), num_input_tokens)
+    module.load_state_dict(head_weights(target(), num_input_tokens=num_input_tokens))
+    head = tiny_head(target(), range(target().spec.vocab_size), num_input_tokens=num_input_tokens)
     text = prompt(4, 20)
     hidden = reference_hidden(target(), text)
-    embedded = target().embed(torch.tensor(text[1:]))
+    table_of_target = target().embed(torch.arange(target().spec.vocab_size))
+    embedded = embed_entries(table_of_target, torch.tensor(text), num_input_tokens)
     with torch.inference_mode():
         rounds = module(embedded[None], hidden[None, :-1], 3)
     assert torch.allclose(guesses(head, text, hidden[:-1]), rounds[0][0], atol=1e-4)
@@ -68,13 +71,14 @@ def test_the_engine_computes_what_was_trained() -> None:
         table.append(0)
         cache = head.new_cache(1, 32)
         rows, states = list(text[1 : start + 2]), hidden[: start + 1]
+        before = list(text[: start + 1])
         at = 0
         for k in range(3):
             batch = build_batch([BatchRow(rows, at, table, 1)], 32, head.device)
             with torch.inference_mode():
-                guess = head.forward(batch, states, cache)[-1:]
+                guess = head.forward(batch, torch.tensor(before), states, cache)[-1:]
             assert torch.allclose(guess[0], rounds[k][0, start + k], atol=1e-4), (start, k)
-            at, rows, states = start + 1 + k, [text[start + 2 + k]], guess
+            at, before, rows, states = start + 1 + k, rows[-1:], [text[start + 2 + k]], guess
 
 
 def test_only_the_draft_vocabulary_is_drafted_and_probs_say_so() -> None:
