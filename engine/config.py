@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from engine.types import AcceptRule
 
@@ -56,6 +58,10 @@ class ImposedConfig:
     are right with probability `acceptance[j]` at position j, given that those before were."""
 
     acceptance: tuple[float, ...] = (0.8,)  # past the end its last value holds
+
+
+NEEDED_DRAFTERS: Mapping[str, tuple[str, ...]] = MappingProxyType({"hybrid": ("draft",)})
+"""Drafters that use another one: by name, those that must be loaded with them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ used: by then it is paid for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
@@ -90,6 +90,15 @@ class Drafting:
         """`seq` is over or preempted: all drafters forget it."""
         for name in sorted(seq.drafters):
             self._forget(name, [seq])
+
+    def replace(self, drafters: Mapping[str, Drafter], sequences: Iterable[Sequence]) -> None:
+        """Have these from now on. One that goes forgets the sequences first."""
+        running = list(sequences)
+        for name, drafter in list(self.drafters.items()):
+            if drafters.get(name) is not drafter:
+                self._forget(name, [seq for seq in running if name in seq.drafters])
+        self.drafters.clear()
+        self.drafters.update(drafters)
 
     def drop_work(self) -> None:
         """The step failed and will have no record. Errors stay for the next one's report."""

@@ -133,7 +133,8 @@ class Engine:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises RequestRefused when it could never run here."""
-        check_request(request, self._vocab_size, self.max_model_len, self.methods.keys())
+        # A request for a drafter that was unloaded meanwhile runs plainly.
+        check_request(request, self._vocab_size, self.max_model_len, self._planning.known)
         if request.request_id in self._sequences:
             raise RequestRefused(f"request id {request.request_id!r} is already running", "request_id")
         grammar = self._start_grammar(request)
@@ -176,6 +177,28 @@ class Engine:
             return False
         self._outputs.append(self._finish(seq, FinishReason.ABORT))
         return True
+
+    def set_drafters(self, drafters: Mapping[str, Drafter]) -> None:
+        """Have exactly these drafters from the next step on; for `methods` that go, memory goes with them.
+
+        Running requests of theirs go on plainly. A drafter that reads hidden states drafts for requests
+        that come after it.
+        """
+        self._drafting.replace(drafters, self._sequences.values())
+        self._planning.known.update(drafters)
+        if not self._drafting.num_hidden_rows:
+            for seq in self._sequences.values():
+                seq.hidden = None
+
+    @property
+    def drafters(self) -> Mapping[str, Drafter]:
+        """The loaded drafters by method."""
+        return dict(self._drafting.drafters)
+
+    @property
+    def target(self) -> LanguageModel:
+        """The model whose distribution is served."""
+        return self._runner.target
 
     def step(self) -> StepResult:
         """Advance every sequence that has its turn. Returns what there is to say.
@@ -275,7 +298,7 @@ class Engine:
     def _plan(self, now_s: float) -> tuple[dict[str, SpecPlan], int]:
         """The planner's grants for drafters that exist, and how many faults it made."""
         decoding = [seq for seq in self._scheduler.running if seq.is_decoding]
-        if not decoding or not self._drafting.drafters:
+        if not decoding or not self._planning.known:
             return {}, 0
         view = StepView(
             step=self._num_steps,

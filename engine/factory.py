@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import torch
@@ -63,23 +63,47 @@ def build_grammars(source: str, target: LanguageModel) -> GrammarCompiler:
 
 
 def build_drafters(
-    config: EngineConfig, target: LanguageModel, progress: Progress | None = None
+    config: EngineConfig,
+    target: LanguageModel,
+    progress: Progress | None = None,
+    loaded: Mapping[str, Drafter] | None = None,
 ) -> dict[str, Drafter]:
-    """The drafters of `config` for `target`, by method name.
+    """The drafters of `config` for `target`, by method name; those in `loaded` are taken as they are.
 
     Raises ModelSourceError for a draft model that cannot be loaded, DrafterMismatch for one that
     does not fit the target.
     """
-    drafters: list[Drafter] = []
+    drafters: dict[str, Drafter] = {}
+    loaded = loaded or {}
     if config.ngram is not None:
-        drafters.append(NgramDrafter(config.ngram))
+        drafters["ngram"] = loaded.get("ngram") or NgramDrafter(config.ngram)
     if config.suffix is not None:
-        drafters.append(SuffixDrafter(config.suffix))
+        drafters["suffix"] = loaded.get("suffix") or SuffixDrafter(config.suffix)
     if config.draft_model is not None:
-        drafters.append(_build_draft_model(config, config.draft_model, target, progress))
+        draft = loaded.get("draft") or _build_draft_model(config, config.draft_model, target, progress)
+        drafters["draft"] = draft
     if config.hybrid is not None:
-        drafters.append(_build_hybrid(config, config.hybrid, {drafter.name: drafter for drafter in drafters}))
-    return {drafter.name: drafter for drafter in drafters}
+        drafters["hybrid"] = loaded.get("hybrid") or _build_hybrid(config, config.hybrid, drafters)
+    return drafters
+
+
+def keep_drafters(engine: Engine, methods: Collection[str]) -> None:
+    """Have `engine` keep those of its configured drafters that are named: the others go, and missing
+    ones are loaded, which the requests that run wait for.
+
+    Raises as `build_drafters` does; then nothing has changed.
+    """
+    config = engine.config
+    wanted = replace(
+        config,
+        ngram=config.ngram if "ngram" in methods else None,
+        suffix=config.suffix if "suffix" in methods else None,
+        draft_model=config.draft_model if "draft" in methods else None,
+        hybrid=config.hybrid if "hybrid" in methods else None,
+    )
+    engine.set_drafters(build_drafters(wanted, engine.target, loaded=engine.drafters))
+    if engine.target.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _build_hybrid(config: EngineConfig, hybrid: HybridConfig, loaded: Mapping[str, Drafter]) -> HybridDrafter:

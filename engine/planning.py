@@ -12,12 +12,16 @@ from engine.types import BASELINE, PolicyChange
 
 log = logging.getLogger(__name__)
 
+_UNLOADED = "unloaded"  # the reason of a policy change
+
 
 class Planning:
     """Asks a planner, which comes from outside and may fail in any way: that costs only speculation."""
 
     def __init__(self, planner: SpecPlanner, methods: Collection[str]) -> None:
+        """`methods`: those that are loaded, as of each call."""
         self.planner = planner
+        self.known = set(methods)  # loaded now or before
         self._methods = methods
         self._last_fault: str | None = None
 
@@ -38,8 +42,10 @@ class Planning:
             if plan is None:
                 continue
             if plan.method != BASELINE and plan.method not in self._methods:
-                num_errors += 1
-                continue
+                if plan.method not in self.known:
+                    num_errors += 1
+                    continue
+                plan = SpecPlan(BASELINE, 0, reason=_UNLOADED)
             if plan.method != seq.method:
                 seq.method = plan.method
                 change = PolicyChange(len(seq.output_token_ids), plan.method, plan.reason)

@@ -364,6 +364,7 @@ def _add_routes(app: web.Application) -> None:
             web.post("/admin/explain", admin.explain),
             web.get("/admin/decisions", admin.decisions),
             web.put("/admin/policy", admin.policy),
+            web.put("/admin/drafters", admin.drafters),
             web.post("/admin/drain", admin.drain),
             web.post("/admin/reload", admin.reload),
             web.post("/admin/canary/{name}/{action}", canary.act),

@@ -15,7 +15,7 @@ from specgate.api.console import since_of
 from specgate.api.generate import caller_of, endpoint_of
 from specgate.api.http import json_response, read_json
 from specgate.api.jsoncheck import check
-from specgate.api.schema import DRAIN, FORCE
+from specgate.api.schema import DRAIN, FORCE, LOADED
 from specgate.errors import ApiError, BadRequest, InternalError
 from specgate.gateway import GATEWAY, Gateway
 from specgate.pipeline import ServedModel
@@ -156,6 +156,32 @@ async def policy(http: web.Request) -> web.Response:
         except OSError as error:
             raise InternalError(f"The kill switch acts, but cannot be kept in {path}: {error}.") from error
     return json_response({"force": forced} | ({"persist": is_kept} if persist else {}))
+
+
+async def drafters(http: web.Request) -> web.Response:
+    """PUT /admin/drafters {"method": "draft", "loaded": false}: free a drafter's memory; true loads it
+    again. Its running requests go on as baseline. `model` is needed where there are several. A method
+    that another one needs takes it along: without `draft` there is no `hybrid`."""
+    gateway = http.app[GATEWAY]
+    body = await read_json(http, gateway.config)
+    if "model" not in body and len(gateway.models) == 1:
+        body["model"] = next(iter(gateway.models))
+    if "model" not in body:
+        raise BadRequest("'model' is required: several are served.", "model")
+    check(body, LOADED)
+    method, wanted = str(body["method"]), bool(body["loaded"])
+    model = gateway.pipeline.find(str(body["model"]))
+    await model.backend.set_loaded(method, wanted)
+    card = model.backend.card
+    said = f"drafter {method} was {'loaded' if wanted else 'unloaded'} by an operator"
+    gateway.telemetry.events.add("switch", said, "info" if wanted else "warning", model=card.model_id)
+    return json_response(
+        {
+            "model": card.model_id,
+            "methods": dict(card.methods),
+            "memory_bytes": dict(card.details.get("memory_bytes", {})),
+        }
+    )
 
 
 async def reload(http: web.Request) -> web.Response:

@@ -9,6 +9,7 @@ from specgate.api.schema import (
     DETOKENIZE,
     DRAIN,
     FORCE,
+    LOADED,
     TOKENIZE,
     JsonSchema,
     chat_schema,
@@ -75,6 +76,7 @@ def openapi_document(limits: RequestsConfig) -> dict[str, Any]:
         "/admin/explain": {"post": _post("What would be decided, and why", "ChatRequest", admin)},
         "/admin/decisions": {"get": _get("The last decisions", admin, [_LIMIT, _SINCE])},
         "/admin/policy": {"put": _post("Kill switch", "Force", admin)},
+        "/admin/drafters": {"put": _post("Load a drafter, or free its memory", "Loaded", admin)},
         "/admin/canary/{name}/{action}": {
             "post": _get(
                 "promote, pause, resume or rollback", admin,
@@ -95,6 +97,7 @@ def openapi_document(limits: RequestsConfig) -> dict[str, Any]:
                 "TokenizeRequest": _nullable(TOKENIZE),
                 "DetokenizeRequest": _nullable(DETOKENIZE),
                 "Force": _nullable(FORCE),
+                "Loaded": _nullable(LOADED),
                 "Drain": _nullable(DRAIN),
                 "Error": _ERROR,
             },

@@ -249,4 +249,5 @@ TOKENIZE = _closed(
 )
 DETOKENIZE = _closed({"model": _TEXT, "tokens": {"type": "array", "items": _TOKEN}}, ("tokens",))
 FORCE = _closed({"force": {"type": "string", "enum": ["baseline"]}, "persist": {"type": "boolean"}})
+LOADED = _closed({"model": _TEXT, "method": _TEXT, "loaded": {"type": "boolean"}}, ("method", "loaded"))
 DRAIN = _closed({"draining": {"type": "boolean"}})

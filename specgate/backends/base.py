@@ -99,6 +99,13 @@ class Backend(Protocol):
         """Policies that may not draft: running requests follow at their next step. Replaces the last list."""
         ...
 
+    async def set_loaded(self, method: str, is_loaded: bool) -> None:
+        """Load a configured drafter, or unload it: its memory is freed, its requests go on as baseline.
+
+        `card.methods` tells what is loaded. Raises BadRequest where there is no such drafter.
+        """
+        ...
+
     def push_snapshot(self, state: dict[str, Any]) -> None:
         """Fresh model state (`policy.view.ModelView.to_wire`) for whoever plans steps."""
         ...

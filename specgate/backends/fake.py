@@ -137,6 +137,10 @@ class FakeBackend:
     def set_shut(self, entries: tuple[Shut, ...]) -> None:
         self._shut = ShutList(entries)
 
+    async def set_loaded(self, method: str, is_loaded: bool) -> None:
+        """The script's methods cannot go."""
+        raise BadRequest("The fake backend has no drafters to load or unload.", "method")
+
     def push_snapshot(self, state: dict[str, Any]) -> None:
         """Nobody plans steps here: the script does."""
 

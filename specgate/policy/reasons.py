@@ -24,3 +24,4 @@ class Reason(StrEnum):
     EXPLORATION = "exploration"
     COLD_START = "cold_start"
     SHORT_OUTPUT = "short_output"
+    UNLOADED = "unloaded"

@@ -105,6 +105,23 @@ async def test_the_kill_switch_acts_on_new_and_on_running_requests() -> None:
             assert (await server.client.put("/admin/policy", json=bad)).status_code == 400
 
 
+async def test_drafters_are_loaded_only_where_there_are_some() -> None:
+    """The way through a real engine is tested with the embedded backend."""
+    async with running() as server:
+        for body, word in (
+            ({"method": "draft", "loaded": False}, "no drafters"),
+            ({"method": "draft"}, "'loaded' is required"),
+            ({"method": "draft", "loaded": None}, "'loaded'"),
+            ({"loaded": True}, "'method' is required"),
+            ({"method": "draft", "loaded": True, "x": 1}, "'x'"),
+        ):
+            refused = await server.client.put("/admin/drafters", json=body)
+            assert refused.status_code == 400
+            assert word in refused.json()["error"]["message"]
+        unknown = {"model": "other", "method": "draft", "loaded": True}
+        assert (await server.client.put("/admin/drafters", json=unknown)).status_code == 404
+
+
 async def test_the_kill_switch_outlives_a_restart_only_if_asked(tmp_path: Path) -> None:
     async with running() as server:
         refused = await server.client.put("/admin/policy", json={"force": "baseline", "persist": True})

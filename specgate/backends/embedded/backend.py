@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config import NEEDED_DRAFTERS, EngineConfig
 from engine.errors import ModelSourceError
 from engine.types import (
     EngineLoad,
@@ -29,7 +29,8 @@ from specgate.backends.embedded.link import Lost, Mailbox
 from specgate.backends.embedded.prompt import PromptEncoder
 from specgate.backends.embedded.supervisor import Supervision, Supervisor
 from specgate.clock import Clock
-from specgate.errors import BadRequest, EngineLost, InternalError, NotReady
+from specgate.errors import ApiError, BadRequest, EngineLost, InternalError, NotReady
+from specgate.policy.reasons import Reason
 from specgate.policy.shut import Shut
 from specgate.types import Delta, GenerationRequest, PreparedPrompt
 
@@ -67,6 +68,8 @@ class EmbeddedBackend:
         self._ids = itertools.count()
         self._num_retries = 0
         self._retried_s = 0.0
+        self._shut: tuple[Shut, ...] = ()  # by the guards
+        self._unloaded: tuple[Shut, ...] = ()
 
     @property
     def card(self) -> ModelCard:
@@ -171,7 +174,44 @@ class EmbeddedBackend:
 
     def set_shut(self, entries: tuple[Shut, ...]) -> None:
         """See `Backend.set_shut`."""
-        self._supervisor.set_shut(entries)
+        self._shut = entries
+        self._tell_shut()
+
+    async def set_loaded(self, method: str, is_loaded: bool) -> None:
+        """See `Backend.set_loaded`. A drafter that needs another goes with it, and brings it."""
+        engine = self._config.engine
+        configured = {
+            "ngram": engine.ngram,
+            "suffix": engine.suffix,
+            "draft": engine.draft_model,
+            "hybrid": engine.hybrid,
+        }
+        names = [name for name, settings in configured.items() if settings is not None]
+        if method not in names:
+            known = ", ".join(names) or "none"
+            raise BadRequest(f"{method!r} is no drafter here; there are: {known}.", "method")
+        loaded = set(self.card.methods)
+        if is_loaded:
+            loaded |= {method, *NEEDED_DRAFTERS.get(method, ())}
+        else:
+            loaded -= {method, *(name for name, needed in NEEDED_DRAFTERS.items() if method in needed)}
+        wanted = tuple(name for name in names if name in loaded)
+        before = self._unloaded
+        self._unloaded = tuple(
+            Shut(name, Reason.UNLOADED, why="unloaded: by an operator", is_hard=True)
+            for name in names
+            if name not in loaded
+        )
+        self._tell_shut()  # before the engine: requests that run leave it with this reason
+        try:
+            await self._supervisor.set_drafters(wanted)
+        except ApiError:
+            self._unloaded = before
+            self._tell_shut()
+            raise
+
+    def _tell_shut(self) -> None:
+        self._supervisor.set_shut((*self._shut, *self._unloaded))
 
     def push_snapshot(self, state: dict[str, Any]) -> None:
         """Fresh model state for the engine's planner."""

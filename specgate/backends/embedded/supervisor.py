@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from specgate.backends.base import BackendStatus
 from specgate.backends.embedded import wire
 from specgate.backends.embedded.link import Link, Lost, Mail, Mailbox
 from specgate.clock import Clock
-from specgate.errors import NotReady
+from specgate.errors import EngineLost, InternalError, NotReady
 from specgate.policy.shut import Shut
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class _Desired:
 
     force: str | None = None
     shut: tuple[Shut, ...] = ()
+    drafters: tuple[str, ...] | None = None  # None: all that are configured
     snapshot: dict[str, Any] | None = None
 
 
@@ -86,6 +88,7 @@ class Supervisor:
         self._desired = _Desired()
         self._step_listeners: list[Callable[[StepRecord], None]] = []
         self._load: EngineLoad | None = None
+        self._awaiting_drafters: deque[asyncio.Future[wire.Drafters]] = deque()
         self._detail = "not started"
         self._is_final = False  # no process will be started any more
         self._num_restarts = 0
@@ -179,6 +182,18 @@ class Supervisor:
         """Policies that may not draft; kept over restarts."""
         self._desired.shut = entries
         self._send_if_ready(wire.SetShut(entries))
+
+    async def set_drafters(self, methods: tuple[str, ...]) -> None:
+        """Have these loaded; kept over restarts. Raises NotReady, EngineLost or InternalError; whatever
+        was not loaded then is not tried again at a restart."""
+        if self._life.ready is None or self._link is None:
+            raise NotReady(f"the model is not ready: {self._detail}")
+        answer: asyncio.Future[wire.Drafters] = asyncio.get_running_loop().create_future()
+        self._awaiting_drafters.append(answer)
+        self._link.send(wire.SetDrafters(methods))
+        said = await answer
+        if said.error is not None:
+            raise InternalError(f"The drafters cannot be loaded: {said.error}")
 
     def push_snapshot(self, state: dict[str, Any]) -> None:
         """Model state for the planner; the newest is kept over restarts."""
@@ -302,6 +317,9 @@ class Supervisor:
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
             mailbox.put(Lost(why))
+        while self._awaiting_drafters:
+            if not (answer := self._awaiting_drafters.popleft()).done():
+                answer.set_exception(EngineLost(f"the engine went away before its drafters changed ({why})"))
 
     def _end(self, detail: str) -> None:
         self._is_final = True
@@ -318,6 +336,8 @@ class Supervisor:
                 self._on_step(message)
             case wire.Refused():
                 self._deliver(message.request_id, message, is_last=True)
+            case wire.Drafters():
+                self._on_drafters(message)
             case wire.Loading():
                 share = "" if message.fraction is None else f" ({message.fraction * 100:.0f} %)"
                 self._detail = f"{message.stage}{share}"
@@ -337,9 +357,22 @@ class Supervisor:
             self._send_if_ready(wire.SetForce(self._desired.force))
         if self._desired.shut:
             self._send_if_ready(wire.SetShut(self._desired.shut))
+        if self._desired.drafters is not None:
+            self._send_if_ready(wire.SetDrafters(self._desired.drafters))
+            nobody: asyncio.Future[wire.Drafters] = asyncio.get_running_loop().create_future()
+            nobody.cancel()
+            self._awaiting_drafters.append(nobody)
         if self._desired.snapshot is not None:
             self._send_if_ready(wire.Snapshot(self._desired.snapshot))
         self._changed.set()
+
+    def _on_drafters(self, message: wire.Drafters) -> None:
+        if (ready := self._life.ready) is not None:
+            details = {**ready.details, "memory_bytes": message.memory_bytes}
+            self._life.ready = msgspec.structs.replace(ready, methods=message.methods, details=details)
+        self._desired.drafters = tuple(message.methods)
+        if self._awaiting_drafters and not (answer := self._awaiting_drafters.popleft()).done():
+            answer.set_result(message)
 
     def _on_step(self, step: wire.Step) -> None:
         self._life.stuck_s = 0.0

@@ -5,9 +5,9 @@ msgpack message. Messages are tagged structs; the engine's dataclasses travel in
 are. Nothing here can run code on arrival (no pickle), and a frame of absurd length is refused.
 
 To the engine process: `Start` first, then any of `Submit`, `Abort`, `SetForce`, `SetShut`,
-`Snapshot`, `Ping`, and `Shutdown` last. Back: `Loading` while weights are read, one `Ready`, then a `Step`
-per engine step, `Refused` for a request that can never run, `Pong`, and `Fatal` before a
-deliberate exit.
+`SetDrafters`, `Snapshot`, `Ping`, and `Shutdown` last. Back: `Loading` while weights are read, one
+`Ready`, then a `Step` per engine step, `Drafters` after each `SetDrafters`, `Refused` for a request
+that can never run, `Pong`, and `Fatal` before a deliberate exit.
 """
 
 from __future__ import annotations
@@ -61,6 +61,12 @@ class SetShut(msgspec.Struct, tag=True, frozen=True):
     entries: tuple[Shut, ...]
 
 
+class SetDrafters(msgspec.Struct, tag=True, frozen=True):
+    """Of the configured drafters have exactly these loaded; `Drafters` answers."""
+
+    methods: tuple[str, ...]
+
+
 class Snapshot(msgspec.Struct, tag=True, frozen=True):
     """Fresh model state for the planner."""
 
@@ -100,6 +106,15 @@ class Step(msgspec.Struct, tag=True, frozen=True):
     load: EngineLoad
 
 
+class Drafters(msgspec.Struct, tag=True, frozen=True):
+    """The drafters that are loaded now, and what the engine's parts take; `error` says why they are not
+    those that were wanted."""
+
+    methods: dict[str, int]
+    memory_bytes: dict[str, int]
+    error: str | None = None
+
+
 class Refused(msgspec.Struct, tag=True, frozen=True):
     """The request can never run here; `param` is the field at fault."""
 
@@ -119,8 +134,8 @@ class Fatal(msgspec.Struct, tag=True, frozen=True):
     is_permanent: bool
 
 
-ToWorker = Start | Submit | Abort | SetForce | SetShut | Snapshot | Ping | Shutdown
-FromWorker = Loading | Ready | Step | Refused | Pong | Fatal
+ToWorker = Start | Submit | Abort | SetForce | SetShut | SetDrafters | Snapshot | Ping | Shutdown
+FromWorker = Loading | Ready | Step | Drafters | Refused | Pong | Fatal
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:

@@ -20,13 +20,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from engine.engine import Engine
 from engine.errors import EngineError, RequestRefused
-from engine.factory import build_engine
+from engine.factory import build_engine, keep_drafters
 from engine.service import Abort, Add, Call, EngineService, Message, Shutdown
 from engine.types import BASELINE, EngineRequest, PolicyAssignment, SamplingParams, StepRecord, StepResult
 from specgate.backends.embedded import wire
@@ -94,6 +95,7 @@ class Reader:
         self._planner = planner
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.is_serving = threading.Event()
+        self.on_drafters: Callable[[tuple[str, ...]], None] = lambda methods: None  # once there is an engine
         self._start: queue.SimpleQueue[wire.Start] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="reader", daemon=True).start()
 
@@ -121,6 +123,8 @@ class Reader:
                 self.inbox.put(Call(lambda: self._planner.set_force(policy)))
             case wire.SetShut(entries):
                 self.inbox.put(Call(lambda: self._planner.set_shut(entries)))
+            case wire.SetDrafters(methods):
+                self.inbox.put(Call(lambda: self.on_drafters(methods)))
             case wire.Snapshot(state):
                 self.inbox.put(Call(lambda: self._update_planner(state)))
             case wire.Ping():
@@ -201,6 +205,15 @@ def _serve(sock: socket.socket, outbox: Outbox) -> int:
     def refuse(request_id: str, refusal: RequestRefused) -> None:
         outbox.put(wire.Refused(request_id, str(refusal), refusal.param))
 
+    def set_drafters(methods: tuple[str, ...]) -> None:
+        error = None
+        try:
+            keep_drafters(engine, methods)
+        except (EngineError, MemoryError, RuntimeError) as fault:  # torch's out-of-memory is a RuntimeError
+            error = str(fault)
+        outbox.put(wire.Drafters(dict(engine.methods), _memory_bytes(engine), error))
+
+    reader.on_drafters = set_drafters
     service = EngineService(engine, reader.inbox, emit, refuse)
     reader.is_serving.set()
     outbox.put(_ready(engine, kernels))

@@ -164,6 +164,10 @@ class OpenAIHttpBackend:
     def set_shut(self, entries: tuple[Shut, ...]) -> None:
         """Likewise."""
 
+    async def set_loaded(self, method: str, is_loaded: bool) -> None:
+        """What those servers have loaded is theirs to say."""
+        raise BadRequest("The model is served elsewhere: its drafters are not this server's.", "method")
+
     def push_snapshot(self, state: dict[str, Any]) -> None:
         """Nobody plans steps here."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.specgate.backends.embedded.requests_for_tests import (
     completion,
     is_idle,
     readable,
+    stream,
     until,
 )
 
@@ -191,11 +193,11 @@ async def test_kill_switch_stops_drafting_and_lifts(backend: EmbeddedBackend) ->
 async def test_a_policy_that_is_shut_stops_drafting_within_the_request(backend: EmbeddedBackend) -> None:
     request = completion(PROMPT)
     num_tokens = 0
-    stream = backend.generate(
+    deltas = backend.generate(
         request, await backend.prepare(request), replace(POLICIES[1], is_exact=False), index=0,
         max_tokens=1500, label="chat",
     )  # fmt: skip
-    async for delta in stream:
+    async for delta in deltas:
         if not num_tokens:
             backend.set_shut((Shut(POLICIES[1].method, Reason.ACCEPTANCE_FLOOR, "chat"),))
         num_tokens += delta.num_tokens
@@ -213,6 +215,35 @@ async def test_a_policy_that_is_shut_stops_drafting_within_the_request(backend: 
     again = (await answer(backend, other, POLICIES[1])).last.stats
     assert again is not None
     assert again.num_draft_tokens > 0
+
+
+async def test_a_drafter_goes_and_comes_back_under_a_running_request(backend: EmbeddedBackend) -> None:
+    request = completion(PROMPT)
+    plain = await answer(backend, request, max_tokens=1500)
+    memory = backend.card.details["memory_bytes"]
+    num_tokens = 0
+    tokens: list[int] = []
+    async with aclosing(stream(backend, request, POLICIES[2], max_tokens=1500)) as deltas:
+        async for delta in deltas:
+            if not num_tokens:
+                await backend.set_loaded("draft", False)
+                assert dict(backend.card.methods) == {"ngram": 4}
+                assert backend.card.details["memory_bytes"]["draft_kv"] == 0 < memory["draft_kv"]
+            num_tokens += delta.num_tokens
+            tokens += delta.token_ids
+    assert tuple(tokens) == plain.token_ids
+    assert delta.stats is not None
+    change = delta.stats.policy_changes[-1]
+    assert (change.policy, change.reason) == ("baseline", "unloaded")
+    with pytest.raises(BadRequest, match="there are: ngram, draft"):
+        await backend.set_loaded("suffix", True)
+    await backend.set_loaded("draft", False)  # again: nothing happens
+    await backend.set_loaded("draft", True)
+    assert dict(backend.card.methods) == {"ngram": 4, "draft": 5}
+    assert backend.card.details["memory_bytes"] == memory
+    again = await answer(backend, request, POLICIES[2])
+    assert again.last.stats is not None
+    assert again.last.stats.num_draft_tokens > 0
 
 
 async def test_listeners_get_every_step(backend: EmbeddedBackend) -> None:

@@ -191,6 +191,18 @@ async def test_sigkill_in_mid_stream(backend: EmbeddedBackend) -> None:
     await until(lambda: is_idle(backend))
 
 
+async def test_a_drafter_that_was_unloaded_stays_so_after_a_crash(backend: EmbeddedBackend) -> None:
+    await backend.set_loaded("draft", False)
+    before = await signal_engine(backend, signal.SIGKILL)
+    await until(lambda: backend.status().num_restarts == before + 1 and backend.status().is_ready)
+    await until(lambda: dict(backend.card.methods) == {"ngram": 4})
+    late = await answer(backend, completion("x y x y"), PolicyAssignment("draft", 3), max_tokens=8)
+    assert late.last.stats is not None
+    assert late.last.stats.num_drafts == 0
+    await backend.set_loaded("draft", True)
+    assert dict(backend.card.methods) == {"ngram": 4, "draft": 5}
+
+
 async def test_a_hung_engine_is_replaced(backend: EmbeddedBackend) -> None:
     seen: list[Delta] = []
     running = asyncio.create_task(read_all(backend, seen))
