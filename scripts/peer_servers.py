@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -32,18 +34,31 @@ class Server:
     ready_path: str
     port: int
     environment: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)  # of every request to it
 
 
-def own_server(model: str) -> Server:
-    """This project's, in the environment that runs this script."""
+def own_server(policy: str, model: str, out: Path) -> Server:
+    """This project's, in the environment that runs this script, with an empty memory of its own."""
     port = free_port()
-    settings = () if model == "default" else ("--set", f"engine.model={model}")
-    command = (sys.executable, "-m", "specgate", "serve", "--port", str(port), *settings)
-    return Server("specgate", command, "/readyz", port, {"OMP_WAIT_POLICY": "passive"})
+    folder = out / f"specgate-{policy}"
+    shutil.rmtree(folder, ignore_errors=True)
+    settings = [
+        f"learning.folder={folder / 'models'}",
+        f"decision_log.path={folder / 'decisions.jsonl'}",
+        f"guards.force_path={folder / 'force.json'}",
+    ]
+    if model != "default":
+        settings.append(f"models.0.engine.model={model}")
+    command = [sys.executable, "-m", "specgate", "serve", "--port", str(port)]
+    for setting in settings:
+        command += ["--set", setting]
+    headers = {"X-SpecGate-Policy": policy}
+    return Server(f"specgate {policy}", tuple(command), "/readyz", port, headers=headers)
 
 
-def llama_server(folder: Path, gguf: Path, num_threads: int) -> Server:
-    """llama.cpp's own server. Raises FileNotFoundError."""
+def llama_server(folder: Path, gguf: Path, num_threads: int, speculation: str | None) -> Server:
+    """llama.cpp's own server. `speculation`: one of its methods that need no second model. Raises
+    FileNotFoundError."""
     port = free_port()
     found = next(
         iter(
@@ -66,11 +81,16 @@ def llama_server(folder: Path, gguf: Path, num_threads: int) -> Server:
         "--port",
         str(port),
     )
-    return Server("llama.cpp", command, "/health", port, {"LD_LIBRARY_PATH": str(found.parent)})
+    name = "llama.cpp"
+    if speculation is not None:
+        command += ("--spec-type", speculation)
+        name = f"{name} {speculation}"
+    return Server(name, command, "/health", port, {"LD_LIBRARY_PATH": str(found.parent)})
 
 
-def vllm_server(folder: Path, gguf: Path, out: Path) -> Server:
-    """vLLM on a safetensors copy of the same model, made once. Raises OSError or CalledProcessError."""
+def vllm_server(folder: Path, gguf: Path, out: Path, num_drafted: int) -> Server:
+    """vLLM on a safetensors copy of the same model, made once; its n-gram method where something is
+    to be drafted. Raises OSError or CalledProcessError."""
     port = free_port()
     python = folder / "bin" / "python"
     if not python.exists():
@@ -88,7 +108,13 @@ def vllm_server(folder: Path, gguf: Path, out: Path) -> Server:
         "bfloat16",
     )
     command += ("--max-model-len", "4096", "--port", str(port))
-    return Server("vllm", command, "/health", port, {"VLLM_CPU_KVCACHE_SPACE": "2"})
+    name = "vllm"
+    if num_drafted:
+        name = "vllm ngram"
+        method = {"method": "ngram", "num_speculative_tokens": num_drafted}
+        lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+        command += ("--speculative-config", json.dumps(method | lookup))
+    return Server(name, command, "/health", port, {"VLLM_CPU_KVCACHE_SPACE": "2"})
 
 
 def write_safetensors(gguf: Path, folder: Path) -> None:
@@ -157,14 +183,27 @@ def running(server: Server, log: Path) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield process
         finally:
-            for signal in (15, 9):
+            resume(process)
+            for number in (signal.SIGTERM, signal.SIGKILL):
                 if process.poll() is None:
-                    os.killpg(process.pid, signal)
+                    os.killpg(process.pid, number)
                 try:
                     process.wait(timeout=30)
                 except subprocess.TimeoutExpired:
                     continue
                 break
+
+
+def pause(process: subprocess.Popen[bytes]) -> None:
+    """Stop it with all its children, so that others have the machine to themselves."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGSTOP)
+
+
+def resume(process: subprocess.Popen[bytes]) -> None:
+    """After `pause`."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGCONT)
 
 
 def peak_mib(process: subprocess.Popen[bytes]) -> float:
