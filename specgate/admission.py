@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from specgate.clock import Clock
 from specgate.config import AdmissionConfig, KeyLimits
 from specgate.errors import QueueTooSlow, TooManyRequests
 from specgate.fair_queue import FairQueue, Ticket
+from specgate.pace import Pace
 
 _MAX_RETRY_AFTER_S = 60
-_MIN_HOLDS = 4  # finished requests before their pace says anything
 _RESERVE = 4  # one part in so many of the queue is for keys with nothing waiting
 _NO_LIMITS = KeyLimits()
 
@@ -64,7 +63,7 @@ class Admission:
         self._num_used = 0
         self._used_by: dict[str, int] = {}  # key -> answers running
         self.num_running = 0  # requests admitted and not finished
-        self._holds_s: deque[float] = deque(maxlen=32)  # how long the last finished held their slots
+        self._pace = Pace(clock)
 
     @property
     def num_queued(self) -> int:
@@ -86,30 +85,40 @@ class Admission:
         """Hold slots for the block. Raises TooManyRequests when the queue is full or too slow."""
         ticket = await self._enter(num_answers, who)
         self.num_running += 1
-        since_s = self._clock.monotonic()
+        hold = self._pace.begin(ticket.cost)
         try:
             yield
         finally:
             self.num_running -= 1
-            self._holds_s.append(self._clock.monotonic() - since_s)
+            self._pace.end(hold)
             self._leave(ticket)
 
-    def expected_wait_s(self, num_ahead: int) -> float | None:
-        """Until a slot is free for who has so many answers before it; None while nothing is known."""
-        if len(self._holds_s) < _MIN_HOLDS:
+    def refusal(self, who: Entrant) -> TooManyRequests | None:
+        """Why a request for one answer would be turned away now; then one for more would be as well."""
+        has_room = self._num_used < self._config.max_concurrent
+        if has_room and not self._waiting:
             return None
-        return sum(self._holds_s) / len(self._holds_s) * (num_ahead + 1) / self._config.max_concurrent
+        limits = self._limits_of(who.key)
+        ticket = Ticket(who.key, 1, limits.weight, who.priority)
+        if has_room:
+            self._queue.push(ticket)
+            runs = self._is_next(ticket)
+            self._queue.drop(ticket)
+            if runs:
+                return None
+        return self._problem(ticket, limits, who)
 
     async def _enter(self, num_answers: int, who: Entrant) -> Ticket:
         limits = self._limits_of(who.key)
         cost = min(num_answers, self._config.max_concurrent)
         ticket = Ticket(who.key, cost, limits.weight, who.priority)
         self._queue.push(ticket)
-        if self._queue.next(self._may_run) is ticket and self._fits(ticket):
+        if self._is_next(ticket):
             self._start(ticket)
             return ticket
         self._queue.drop(ticket)
-        self._check_queue(ticket, limits, who)
+        if (problem := self._problem(ticket, limits, who)) is not None:
+            raise problem
         self._queue.push(ticket)
         waiting = _Waiting(ticket, self._clock.monotonic(), asyncio.get_running_loop().create_future())
         self._waiting[ticket] = waiting
@@ -124,11 +133,11 @@ class Admission:
             raise
         return ticket
 
-    def _check_queue(self, ticket: Ticket, limits: KeyLimits, who: Entrant) -> None:
-        """Raises TooManyRequests if it may not wait."""
+    def _problem(self, ticket: Ticket, limits: KeyLimits, who: Entrant) -> TooManyRequests | None:
+        """Why it may not wait."""
         num_waiting, own = len(self._queue), self._queue.num_of(ticket.key)
-        num_ahead = self._queue.cost_ahead(ticket)
-        wait_s = self.expected_wait_s(num_ahead)
+        num_free = self._config.max_concurrent - self._num_used
+        wait_s = self._pace.wait_s(self._queue.cost_ahead(ticket) + ticket.cost, num_free)
         room = self._config.max_queue
         if own and self._has_many_keys():
             room -= room // _RESERVE
@@ -137,11 +146,21 @@ class Admission:
             problem = TooManyRequests(f"This key has {own} requests waiting, as many as it may.")
         elif num_waiting >= room:
             problem = TooManyRequests(f"The queue is full: {num_waiting} requests are waiting.")
-        elif wait_s is not None and wait_s > min(who.patience_s, self._config.max_wait_s or math.inf):
+        elif wait_s is not None and wait_s > min(who.patience_s, self._most_s()):
             problem = QueueTooSlow(f"There would be {wait_s:.1f} s to wait, which is too long.")
         if problem is not None:
             problem.retry_after_s = _retry_after_s(wait_s)
-            raise problem
+        return problem
+
+    def _most_s(self) -> float:
+        """For how long anybody may wait."""
+        ratio, mean_s = self._config.max_wait_ratio, self._pace.mean_s
+        relative = math.inf if ratio is None or mean_s is None else ratio * mean_s
+        return min(relative, self._config.max_wait_s or math.inf)
+
+    def _is_next(self, ticket: Ticket) -> bool:
+        """One in the queue runs at once."""
+        return self._queue.next(self._may_run) is ticket and self._fits(ticket)
 
     def _may_run(self, ticket: Ticket) -> bool:
         """Whether its key may use as many slots more; one that asks for more than it may, has them alone."""

@@ -157,6 +157,21 @@ class Pipeline:
             if generation is None:  # then it is an exception that leads here
                 self._count_undecided(request, sys.exception())
 
+    def refusal(self, tenant: str) -> ApiError | None:
+        """Why any request of this key would be refused now, whatever its body says. Changes nothing:
+        this is how requests are turned away for a fraction of what reading them takes."""
+        if self.switches.takes_nothing:
+            return _draining()
+        if (over := self._rates.refusal(tenant)) is not None:
+            return over
+        who = Entrant(tenant, self._live.limits_of(tenant).priority, self._live.config.requests.deadline_s)
+        first: ApiError | None = None
+        for model in self.models.values():
+            if (full := model.admission.refusal(who)) is None:
+                return None
+            first = first or full
+        return first
+
     def cut_off(self, error: ApiError) -> None:
         """End everything that still runs, with this error."""
         for generation in self._running:
@@ -229,12 +244,13 @@ class Pipeline:
         return model
 
     def count_refused(self, endpoint: str, error: ApiError) -> None:
-        """A body that did not become a request."""
-        self._telemetry.refused("none", endpoint, error)
+        """A body that did not become a request, or was not looked at."""
+        is_sure = len(self.models) == 1 and error.status >= 429  # for which model it was
+        self._telemetry.refused(next(iter(self.models)) if is_sure else "none", endpoint, error)
 
     def _arrive(self, request: GenerationRequest) -> ServedModel:
         if self.switches.takes_nothing:
-            raise Draining("The server is draining and takes no new requests.")
+            raise _draining()
         model = self.find(request.model)
         status = model.backend.status()
         if not status.is_ready:
@@ -288,6 +304,10 @@ class Pipeline:
             self._telemetry.refused(model, request.endpoint, error)
         else:
             self._telemetry.undecided(model, request.endpoint, error)
+
+
+def _draining() -> Draining:
+    return Draining("The server is draining and takes no new requests.")
 
 
 @asynccontextmanager

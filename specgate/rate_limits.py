@@ -76,15 +76,7 @@ class RateLimits:
 
     def take(self, key: str, num_tokens: int) -> Reservation:
         """One request and its tokens. Raises RateLimited, and then nothing is taken."""
-        requests, tokens = self._buckets(key)
-        for bucket, amount, unit in ((requests, 1, "requests"), (tokens, num_tokens, "tokens")):
-            wait_s = bucket.wait_s(amount) if bucket is not None else 0.0
-            if bucket is not None and wait_s > 0:
-                again = _duration(wait_s)
-                raise RateLimited(
-                    f"This key may use {bucket.per_minute} {unit} a minute; try again in {again}.",
-                    retry_after_s=max(1, math.ceil(wait_s)),
-                )
+        requests, tokens = self._check(key, num_tokens)
         if requests is not None:
             requests.level -= 1
         taken = 0.0
@@ -92,6 +84,14 @@ class RateLimits:
             taken = min(num_tokens, tokens.per_minute)
             tokens.level -= taken
         return Reservation(tokens, taken)
+
+    def refusal(self, key: str) -> RateLimited | None:
+        """Why any request of this key would be refused now, however small it is."""
+        try:
+            self._check(key, 1)
+        except RateLimited as error:
+            return error
+        return None
 
     def headers(self, key: str) -> dict[str, str]:
         """OpenAI's `x-ratelimit-*`, for the limits this key has. `reset`: until the bucket is full."""
@@ -102,6 +102,19 @@ class RateLimits:
                 out[f"x-ratelimit-remaining-{unit}"] = str(max(0, math.floor(bucket.level)))
                 out[f"x-ratelimit-reset-{unit}"] = _duration(bucket.wait_s(bucket.per_minute))
         return out
+
+    def _check(self, key: str, num_tokens: int) -> tuple[Bucket | None, Bucket | None]:
+        """The key's buckets of requests and of tokens. Raises RateLimited if they hold too little."""
+        requests, tokens = self._buckets(key)
+        for bucket, amount, unit in ((requests, 1, "requests"), (tokens, num_tokens, "tokens")):
+            wait_s = bucket.wait_s(amount) if bucket is not None else 0.0
+            if bucket is not None and wait_s > 0:
+                again = _duration(wait_s)
+                raise RateLimited(
+                    f"This key may use {bucket.per_minute} {unit} a minute; try again in {again}.",
+                    retry_after_s=max(1, math.ceil(wait_s)),
+                )
+        return requests, tokens
 
     def _buckets(self, key: str) -> tuple[Bucket | None, Bucket | None]:
         limits, now_s = self._limits_of(key), self._clock.monotonic()

@@ -80,6 +80,10 @@ async def _answer(
     http: web.Request, endpoint: _Endpoint, arrival_s: float, trace: Trace | None
 ) -> web.StreamResponse:
     gateway = http.app[GATEWAY]
+    refusal = gateway.pipeline.refusal(http.get(TENANT, ""))
+    if refusal is not None:  # not even the body is read
+        gateway.pipeline.count_refused(endpoint.name, refusal)
+        raise refusal
     await gateway.turnstile.enter()
     try:
         raw, body = await read_raw_json(http, gateway.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiohttp import web
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from specgate import __version__
 from specgate.api.generate import caller_of
@@ -16,6 +16,7 @@ from specgate.api.schema import DETOKENIZE, TOKENIZE
 from specgate.errors import BadRequest, NotReady
 from specgate.gateway import GATEWAY, Gateway
 from specgate.pipeline import ServedModel
+from specgate.telemetry.exposition import exposition
 
 _WEIGHT = 32  # a character or token to convert costs as much as that many to parse
 
@@ -134,7 +135,7 @@ async def readyz(http: web.Request) -> web.Response:
 
 async def metrics(http: web.Request) -> web.Response:
     """GET /metrics: Prometheus text."""
-    text = generate_latest(http.app[GATEWAY].metrics.registry)
+    text = await exposition(http.app[GATEWAY].metrics.registry)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -1,5 +1,5 @@
 """An HTTP client as cheap as Python allows: it sends bytes made beforehand, waits for the end, and looks at
-nothing but the status."""
+nothing but the status. For measurements on the machine that serves."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ class WireError(Exception):
     """The answer was no 200, or the connection broke."""
 
 
-def request_bytes(port: int, body: dict[str, Any]) -> bytes:
-    """A POST to /v1/chat/completions."""
+def request_bytes(port: int, body: dict[str, Any], path: str = "/v1/chat/completions") -> bytes:
+    """A POST."""
     data = json.dumps(body, separators=(",", ":")).encode()
     return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n%b" % (port, len(data), data)
+        b"POST %b HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (path.encode(), port, len(data), data)
     )
+
+
+def get_bytes(port: int, path: str) -> bytes:
+    """A GET."""
+    return b"GET %b HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % (path.encode(), port)
 
 
 class Connection(asyncio.Protocol):
@@ -55,13 +60,19 @@ class Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> Timed:
         """Send and wait for the whole answer. Raises WireError."""
+        took, answer = await self.exchange(request)
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise WireError(answer[:400].decode("utf-8", "replace"))
+        return took
+
+    async def exchange(self, request: bytes) -> tuple[Timed, bytes]:
+        """The same for an answer of any status: how long it took, and all its bytes. Raises WireError
+        when the connection breaks."""
         self._done = self._begin()
         began = time.perf_counter()
         self._transport.write(request)
         ended = await self._done
-        if not self._data.startswith(b"HTTP/1.1 200"):
-            raise WireError(bytes(self._data[:400]).decode("utf-8", "replace"))
-        return Timed((self._first_s or ended) - began, ended - began)
+        return Timed((self._first_s or ended) - began, ended - began), bytes(self._data)
 
     def _begin(self) -> asyncio.Future[float]:
         self._data.clear()

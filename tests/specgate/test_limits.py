@@ -125,10 +125,10 @@ async def test_priorities_order_the_queue_and_are_not_to_be_had_for_asking() -> 
 
 
 async def test_a_wait_that_would_be_too_long_is_refused_at_once_and_what_runs_finishes() -> None:
-    config = make_config(admission=AdmissionConfig(max_concurrent=1, max_queue=100, max_wait_s=0.25))
-    async with running(config) as server:
+    limits = AdmissionConfig(max_concurrent=1, max_queue=100, max_wait_s=250.0, max_wait_ratio=None)
+    async with running(make_config(admission=limits)) as server:
         admission = server.gateway.models[MODEL].admission
-        admission._holds_s.extend([0.1] * 4)  # the pace so far: two may wait, a third would for 0.3 s
+        admission._pace._last_s.extend([100.0] * 4)  # so far: two may wait, a third would for 300 s
         async with admission.slot(1):
             tasks = [asyncio.create_task(server.chat()) for _ in range(12)]
             await eventually(lambda: sum(task.done() for task in tasks) == 10)
@@ -137,5 +137,32 @@ async def test_a_wait_that_would_be_too_long_is_refused_at_once_and_what_runs_fi
         assert sorted(answer.status_code for answer in answers) == [200] * 2 + [429] * 10
         refused = next(answer for answer in answers if answer.status_code == 429)
         assert refused.json()["error"]["code"] == "queue_too_slow"
-        assert refused.headers["Retry-After"] == "1"
+        assert refused.headers["Retry-After"] == "60"  # no longer, however long the queue
         await server.settled()
+
+
+async def test_who_would_be_refused_in_any_case_is_told_before_the_body_came() -> None:
+    """A full queue, a limit used up, a server that drains: the head is enough."""
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Authorization: Bearer plain\r\nContent-Length: 100000\r\n\r\n"
+    )
+
+    async def told(server: Running) -> bytes:
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head)
+        async with asyncio.timeout(5):
+            line = await reader.readline()
+        writer.close()
+        return line.split()[1]
+
+    one = AdmissionConfig(max_concurrent=1, max_queue=0)
+    async with running(with_keys(one, plain=KeyLimits(requests_per_minute=1))) as server:
+        async with server.gateway.models[MODEL].admission.slot(1):
+            assert await told(server) == b"429"
+        assert (await ask(server, "plain")).status_code == 200
+        assert await told(server) == b"429"
+        server.gateway.switches.is_draining = True
+        assert await told(server) == b"503"
+        assert await server.metric('specgate_rejected_requests_total{reason="queue_full"}') == 1
