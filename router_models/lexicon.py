@@ -153,7 +153,7 @@ class Lexicon:
                 count = len(tokens.hashes)
                 if not 1 <= count <= MAX_NGRAM:
                     raise ValueError(f"lexicon entry {entry.strip()!r}: {count} tokens, not 1 to {MAX_NGRAM}")
-                key = int(mix(tokens.ngrams(count))[0])
+                key = int(mix(tokens.ngrams(count)[-1])[0])
                 pairs[key] = pairs.get(key, 0) | 1 << number
         keys = np.array(sorted(pairs), dtype=np.uint64)
         self._keys: U64 = keys

@@ -73,7 +73,7 @@ class TaskFeaturizer:
         """All features of a request. Bounded work whatever its length."""
         shape = structure(x)
         tokens = tokenize(edges(x.user))
-        grams = [tokens.ngrams(n) for n in range(1, MAX_NGRAM + 1)]
+        grams = tokens.ngrams(MAX_NGRAM)
         zones = _zones(tokens)
         system = tokenize(edges(x.system)) if x.system else None
         concepts = self._concepts(grams, zones, system, shape)
@@ -96,7 +96,7 @@ class TaskFeaturizer:
             if place >= last_start:
                 last |= concepts
         if system is not None:
-            _, found = self._lexicon.find_all([system.ngrams(n) for n in range(1, MAX_NGRAM + 1)])
+            _, found = self._lexicon.find_all(system.ngrams(MAX_NGRAM))
             in_system = int(np.bitwise_or.reduce(found, initial=0))
         has_code = shape["no fence"] == 0 or shape["code marks in head"] + shape["code marks in tail"] > 0.4
         is_long = shape["log length"] > math.log(500) / 10
@@ -115,8 +115,13 @@ def _zones(tokens: Tokens) -> Zones:
     return (at[0], at[1]), (at[2], at[3])
 
 
-_SALTS = {"opening": 0x9E3779B1, "closing": 0x85EBCA77, "anywhere": 0, "system": 0xC2B2AE3D}
-_CHAR_SALT = 0x27D4EB2F
+_OPENING, _CLOSING, _SYSTEM, _CHARS = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F
+_WORD_SALTS = (*(_OPENING,) * 3, *(_CLOSING,) * 3, 0, 0)
+_CHAR_SALTS = (_OPENING ^ _CHARS, _CLOSING ^ _CHARS)
+_SALTS: U64 = np.array((*_WORD_SALTS, *_CHAR_SALTS), dtype=np.uint64)
+_SALTS_WITH_SYSTEM: U64 = np.array((*_WORD_SALTS, _SYSTEM, _SYSTEM, *_CHAR_SALTS), dtype=np.uint64)
+"""By family, in the order of `_hashed`: the same n-gram in another place is another feature."""
+_TO_BUCKET = np.uint64(64 - HASH_BITS)
 
 
 def _hashed(
@@ -133,16 +138,15 @@ def _hashed(
             hashes.append(grams[n - 1][start : max(start, stop - n + 1)])
             families.append(Family(place, n, len(hashes[-1]), tokens, start))
     if system is not None:
-        for n in (1, 2):
-            hashes.append(system.ngrams(n))
-            families.append(Family("system", n, len(hashes[-1]), system))
+        for n, found in enumerate(system.ngrams(2), 1):
+            hashes.append(found)
+            families.append(Family("system", n, len(found), system))
     chars = tokens.chars(_CHAR_N)
     for place, (start, stop) in (("opening", opening(tokens.text)), ("closing", closing(tokens.text))):
         hashes.append(chars[start : max(start, stop - _CHAR_N + 1)])
         families.append(Family(place, _CHAR_N, len(hashes[-1]), None, 0, tokens.text[start:stop]))
     counts = [f.size for f in families]
-    salts = [_SALTS[f.place] ^ (0 if f.tokens else _CHAR_SALT) for f in families]
-    salted = np.concatenate(hashes) ^ np.array(salts, dtype=np.uint64).repeat(counts)
-    buckets = (mix(salted) >> np.uint64(64 - HASH_BITS)).astype(np.intp)
+    salts = _SALTS if system is None else _SALTS_WITH_SYSTEM
+    buckets = (mix(np.concatenate(hashes) ^ salts.repeat(counts)) >> _TO_BUCKET).astype(np.intp)
     weights = np.array([max(c, 1) ** -0.5 for c in counts]).repeat(counts)
     return buckets, weights, tuple(families)

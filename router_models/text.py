@@ -26,6 +26,7 @@ _BASE = 0x9E3779B97F4A7C15  # odd, hence invertible modulo 2**64
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _STEP = np.uint64(0xA0761D6478BD642F)
 _NUMBER = np.uint64(0xE7037ED1A0B428DB)
+_HALF = np.uint64(32)
 
 
 def _frozen(array: NDArray[Scalar]) -> NDArray[Scalar]:
@@ -82,7 +83,7 @@ def code_points(text: str) -> NDArray[np.uint32]:
 def char_classes(points: NDArray[np.uint32]) -> NDArray[np.uint8]:
     """Class of every code point; those beyond the basic plane count as CJK (ideographs) or marks."""
     found: NDArray[np.uint8] = _CLASS.take(points, mode="clip")
-    if len(points) and points.max() > 0xFFFF:
+    if len(points) and np.maximum.reduce(points) > 0xFFFF:  # without the detour of `max()`
         wide = points > 0xFFFF
         found[wide] = np.where(points[wide] >= 0x20000, _CJK, _MARK)
     return found
@@ -98,14 +99,13 @@ class Tokens:
     ends: Index
     hashes: U64
 
-    def ngrams(self, n: int) -> U64:
-        """Hashes of all runs of n tokens, not yet mixed for n > 1. [max(0, tokens - n + 1)]"""
-        count = len(self.hashes) - n + 1
-        if count <= 0:
-            return np.empty(0, dtype=np.uint64)
-        found = self.hashes[:count]
-        for k in range(1, n):
-            found = (found * _STEP) ^ self.hashes[k : k + count]  # order counts, and so does n
+    def ngrams(self, longest: int) -> list[U64]:
+        """Hashes of all runs of 1, 2, ... `longest` tokens, not yet mixed for more than one. For n tokens:
+        [max(0, tokens - n + 1)]"""
+        found = [self.hashes]
+        for n in range(1, longest):
+            rest = self.hashes[n:]
+            found.append((found[-1][: len(rest)] * _STEP) ^ rest)  # order counts, and so does n
         return found
 
     def chars(self, n: int) -> U64:
@@ -124,24 +124,22 @@ class Tokens:
 
 def mix(hashes: U64) -> U64:
     """Spread entropy over all 64 bits."""
-    found = hashes * _MIX
-    found ^= found >> np.uint64(32)
-    mixed: U64 = found * _MIX
-    return mixed
+    found: U64 = hashes * _MIX
+    found ^= found >> _HALF
+    found *= _MIX
+    return found
 
 
 def tokenize(text: str) -> Tokens:
     """Tokens of a text as `edges` returns it."""
     points = code_points(text)
     kind = char_classes(points)
-    before = np.empty_like(kind)
-    before[:1] = _SPACE
-    before[1:] = kind[:-1]
-    is_word = (kind == _LETTER) | (kind == _DIGIT)
-    starts = ((is_word & (kind != before)) | (kind == _CJK)).nonzero()[0]
-    is_end = np.ones(len(kind), dtype=bool)
-    is_end[:-1] = (kind[:-1] != kind[1:]) | (kind[:-1] == _CJK)
-    ends = (is_end & (is_word | (kind == _CJK))).nonzero()[0] + 1
+    is_alone = kind == _CJK  # a token by itself
+    is_token = is_alone | (kind == _LETTER) | (kind == _DIGIT)
+    parts = np.ones(len(kind) + 1, dtype=bool)  # between a character and the one before it
+    np.not_equal(kind[1:], kind[:-1], out=parts[1:-1])
+    starts = (is_token & (parts[:-1] | is_alone)).nonzero()[0]
+    ends = (is_token & (parts[1:] | is_alone)).nonzero()[0] + 1
     sums = np.zeros(len(points) + 1, dtype=np.uint64)
     np.cumsum(points * _POWER[: len(points)], out=sums[1:])
     hashes = mix((sums[ends] - sums[starts]) * _INVERSE[starts])
