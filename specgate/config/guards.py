@@ -51,7 +51,8 @@ class LoadGuard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyGuard:
-    """A policy is slower than baseline runs beside it, within task and prompt-length band."""
+    """A policy is slower than baseline runs beside it, within task, prompt length and load; or its drafts
+    slow down all that is decoded with them."""
 
     mode: Mode = setting("enforce", _MODE)
     max_decode_ratio: float = setting(
@@ -69,6 +70,15 @@ class LatencyGuard:
         ge=0,
         le=0.5,
     )
+    min_gain: float = setting(
+        0.95,
+        "pace of all decoding with a policy's drafts, least, in times of that without them: target steps"
+        " saved against draft and verify time",
+        ge=0,
+        le=1,
+    )
+    min_gain_steps: int = setting(100, "drafted steps before that is judged", ge=1)
+    gain_window_s: float = setting(60.0, "how far back steps count for it", ge=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

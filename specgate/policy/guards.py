@@ -14,6 +14,7 @@ from typing import Any
 from engine.types import StepRecord
 from specgate.config.guards import GuardsConfig, Mode
 from specgate.policy.door import Door, DoorState, ProbeBudget, Reading, advance
+from specgate.policy.guard_gain import GainBook
 from specgate.policy.guard_readings import (
     AcceptanceBook,
     Band,
@@ -88,6 +89,7 @@ class GuardPanel:
         self._limits = limits
         self._doors: dict[_Key, Door] = {}
         self._latency = LatencyBook(config.latency)
+        self._gain = GainBook(config.latency)
         self._acceptance = AcceptanceBook(config.acceptance)
         self._errors = ErrorBook(config.drafter)
         self._checks = CheckBook()
@@ -102,6 +104,7 @@ class GuardPanel:
         old, self._config, self._limits = self._config, config, limits
         if config.latency != old.latency:
             self._latency = LatencyBook(config.latency)
+            self._gain = GainBook(config.latency)
             self._controls = ProbeBudget(config.latency.control_share, credit=0.0)
         if config.acceptance != old.acceptance:
             self._acceptance = AcceptanceBook(config.acceptance)
@@ -121,6 +124,7 @@ class GuardPanel:
     def add_step(self, record: StepRecord, now_s: float) -> None:
         """An engine step. A failed drafter is looked at at once."""
         self._acceptance.add_step(record, now_s)
+        self._gain.add_step(record, now_s)
         self._errors.add_step(record, now_s)
         if record.drafter_errors:
             self._looked_s = float("-inf")
@@ -266,6 +270,9 @@ class GuardPanel:
             key: _Key = (Reason.LATENCY_GUARD, policy, task)
             assert task is not None
             out[key] = self._latency.reading(policy, task, now.now_s, *self._since(key))
+        for policy in self._gain.policies():
+            key = (Reason.LATENCY_GUARD, policy, None)
+            out[key] = self._gain.reading(policy, now.now_s, *self._since(key))
         for scope in self._acceptance.scopes():
             key = (Reason.ACCEPTANCE_FLOOR, *scope)
             out[key] = self._acceptance.reading(scope, now.costs, now.now_s, *self._since(key))
