@@ -18,6 +18,7 @@ from specgate.config import AdmissionConfig, KeyLimits
 from specgate.errors import QueueTooSlow, TooManyRequests
 from specgate.fair_queue import FairQueue, Ticket
 from specgate.pace import Pace
+from specgate.turnstile import Turnstile
 
 _MAX_RETRY_AFTER_S = 60
 _RESERVE = 4  # one part in so many of the queue is for keys with nothing waiting
@@ -64,6 +65,7 @@ class Admission:
         self._used_by: dict[str, int] = {}  # key -> answers running
         self.num_running = 0  # requests admitted and not finished
         self._pace = Pace(clock)
+        self._turnstile = Turnstile()
 
     @property
     def num_queued(self) -> int:
@@ -87,6 +89,8 @@ class Admission:
         self.num_running += 1
         hold = self._pace.begin(ticket.cost)
         try:
+            if ticket.has_waited:  # many may have been let in at once
+                await self._turnstile.enter()
             yield
         finally:
             self.num_running -= 1
@@ -194,6 +198,7 @@ class Admission:
                 self._queue.drop(ticket)
                 continue
             self._start(ticket)
+            ticket.has_waited = True
             waiting.admitted.set_result(None)
 
 

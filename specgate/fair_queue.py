@@ -23,6 +23,7 @@ class Ticket:
     weight: float = 1.0
     priority: int = 0
     order: int = 0  # of arrival; set by the queue
+    has_waited: bool = False  # before it was let in; set by admission
 
 
 class FairQueue:

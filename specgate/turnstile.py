@@ -13,7 +13,7 @@ class Turnstile:
     them all.
     """
 
-    def __init__(self, num_per_turn: int = 4) -> None:
+    def __init__(self, num_per_turn: int = 2) -> None:
         self._gate = asyncio.Semaphore(num_per_turn)
 
     async def enter(self) -> None:

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -45,6 +46,7 @@ class Run:
     statuses: Counter[int] = field(default_factory=Counter)
     policies: Counter[str] = field(default_factory=Counter)
     steps: int = 0  # of the target, for all admitted together
+    cpu_s: dict[str, float] = field(default_factory=dict)
 
 
 def at(values: Sequence[float], share: float) -> float:
@@ -94,17 +96,33 @@ class Client:
                 await scrape
 
 
+def engines(pid: int) -> list[int]:
+    """The server's engine processes."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += map(int, task.read_text().split())
+    return found
+
+
 def resident(pid: int) -> int:
     """Of the server and its engine process."""
-    pids = [pid]
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        pids += map(int, task.read_text().split())
-    return sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) * 4096 for p in pids)
+    return sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) * 4096 for p in [pid, *engines(pid)])
+
+
+def cpu_s(pid: int) -> dict[str, float]:
+    """CPU time so far, by who used it."""
+
+    def used(one: int) -> float:
+        words = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+    return {"gateway": used(pid), "engine": sum(map(used, engines(pid))), "client": time.process_time()}
 
 
 async def capacity(client: Client, pid: int, seconds: float) -> Run:
     """`SLOTS` clients in a closed loop."""
     run = Run()
+    used = cpu_s(pid)
     ends = time.perf_counter() + seconds
 
     async def ask_on(number: int) -> None:
@@ -115,12 +133,13 @@ async def capacity(client: Client, pid: int, seconds: float) -> Run:
     watching = asyncio.create_task(client.watch(pid, run))
     await asyncio.gather(*(ask_on(number) for number in range(SLOTS)))
     watching.cancel()
+    run.cpu_s = {who: total - used[who] for who, total in cpu_s(pid).items()}
     return run
 
 
 async def overload(client: Client, pid: int, rate: float, seconds: float) -> Run:
     """Arrivals at random, at this rate."""
-    run, rng, number = Run(), random.Random(1), 0
+    run, rng, number, used = Run(), random.Random(1), 0, cpu_s(pid)
     watching = asyncio.create_task(client.watch(pid, run))
     tasks = []
     due = time.perf_counter()
@@ -132,6 +151,7 @@ async def overload(client: Client, pid: int, rate: float, seconds: float) -> Run
         tasks.append(asyncio.create_task(client.ask(1000 + number, run)))
     await asyncio.gather(*tasks)
     watching.cancel()
+    run.cpu_s = {who: total - used[who] for who, total in cpu_s(pid).items()}
     return run
 
 
@@ -146,6 +166,7 @@ def told(name: str, run: Run, seconds: float) -> dict[str, Any]:
         "statuses": dict(run.statuses),
         "policies": dict(run.policies),
         "target_steps_per_answer": round(run.steps / len(run.admitted_s), 2),
+        "cpus": {who: round(used / seconds, 3) for who, used in run.cpu_s.items()},
         "healthz_p50_ms": round(at(run.health_s, 0.5) * 1e3, 1),
         "healthz_p99_ms": round(at(run.health_s, 0.99) * 1e3, 1),
         "healthz_max_ms": round(max(run.health_s) * 1e3, 1),

@@ -213,3 +213,26 @@ def test_slots_are_never_lost_nor_doubled(
         assert (admission.num_queued, admission.num_running, admission._num_used) == (0, 0, 0)
 
     asyncio.run(play())
+
+
+async def test_those_let_in_together_begin_a_few_at_a_time() -> None:
+    """Each beginning takes a while, and health probes wait for all that is done in one turn of the loop."""
+    admission = Admission(AdmissionConfig(max_concurrent=8, max_queue=20), FakeClock())
+    begun = 0
+
+    async def client() -> None:
+        nonlocal begun
+        async with admission.slot(1):
+            begun += 1
+
+    async with admission.slot(8):
+        clients = [asyncio.create_task(client()) for _ in range(8)]
+        await asyncio.sleep(0)
+    a_turn = []
+    while begun < 8:
+        before = begun
+        await asyncio.sleep(0)
+        a_turn.append(begun - before)
+    assert max(a_turn) <= 2
+    await asyncio.gather(*clients)
+    assert (admission.num_running, admission._num_used) == (0, 0)
