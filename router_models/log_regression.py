@@ -52,6 +52,7 @@ class LogRegression:
         self._mean0: Array = np.asarray(prior_mean, dtype=np.float64)
         self._cov0: Array = np.diag(np.asarray(prior_sd, dtype=np.float64) ** 2)
         self._stay = math.exp(-1.0 / memory)
+        self._drift: Array = (1 - self._stay**2) * self._cov0
         self._theta: Array = self._mean0.copy()
         self._cov: Array = self._cov0.copy()
         self._variance = spread**2
@@ -63,20 +64,19 @@ class LogRegression:
         if not np.isfinite(x).all():
             raise ValueError(f"features must be finite, got {x.tolist()}")
         finite("log y", log_y)
-        stay = self._stay
-        self._theta = self._mean0 + stay * (self._theta - self._mean0)
-        self._cov = stay**2 * self._cov + (1 - stay**2) * self._cov0
+        self._theta = self._mean0 + self._stay * (self._theta - self._mean0)
+        self._cov *= self._stay**2
+        self._cov += self._drift
         residual = log_y - float(x @ self._theta)
         spread = math.sqrt(self._variance)
         self._count += 1
         for name in {group, ""}:
             self._tail(name).observe(residual, spread)
         clipped = max(-_CLIP * spread, min(_CLIP * spread, residual))
-        gain = self._cov @ x
-        gain /= float(x @ gain) + self._variance
-        self._theta = self._theta + gain * clipped
-        self._cov = self._cov - np.outer(gain, x @ self._cov)
-        self._cov = (self._cov + self._cov.T) / 2
+        column = self._cov @ x
+        scale = float(x @ column) + self._variance
+        self._theta += column * (clipped / scale)
+        self._cov -= np.multiply.outer(column, column) / scale  # symmetric to the bit
         self._variance += max(0.01, 1.0 / (self._count + 20)) * (clipped**2 - self._variance)
 
     def _tail(self, group: str) -> _Tail:
