@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+_FULL_COLLECTION = 100  # garbage collections of the middle generation before one of everything
 _LAST_WORDS_S = 1.0  # for requests that are cut off to say so
 
 
@@ -211,10 +212,12 @@ async def serve(
 
 
 def _settle() -> None:
-    """What was made by now lives as long as the process. The collector need not look through it again:
-    that would hold up every stream and health probe for as long as 70 ms, now and then."""
+    """What was made by now lives as long as the process. The collector need not look through it again,
+    and through what running requests hold more rarely: that would hold up every stream and health probe
+    for as long as 70 ms, now and then."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], _FULL_COLLECTION)
 
 
 def _on_signal(gateway: Gateway, stop: asyncio.Event) -> None:

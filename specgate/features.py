@@ -24,6 +24,7 @@ class LearnedEstimator:
     def __init__(self, classifier: TaskClassifier | None = None) -> None:
         """`classifier`: the shipped one by default. Raises `router_models.task_class.ArtefactError`."""
         self._classifier = classifier if classifier is not None else TaskClassifier()
+        self._classifier.predict_one(from_prompt("Hello", None, None))  # tables are made at first use
 
     def task(self, request: GenerationRequest) -> TaskEstimate:
         """The task with probabilities; an override is certain."""
