@@ -15,11 +15,13 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +32,7 @@ from engine.kernels.native_decoder import QuantLinear
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"SGPACK01"
+_MAGIC = b"SGPACK02"
 _READERS = ("gguf_weights.py", "weights.py", "quantised.py")
 """What turns a file into weights: another reader may read them otherwise."""
 _ALIGNMENT = 64
@@ -89,14 +91,15 @@ class PackedCache:
         """Write what was made, unless it came from disk. Older files of the same model go."""
         if self.is_hit or not self._new:
             return
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        # Containers that share a folder may share process ids.
+        temporary = self.path.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}.tmp")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with temporary.open("wb") as file:
-                crc = 0
+                entries = [asdict(entry) for entry, _ in self._new]
+                crc = _header_crc(entries, self._end)
                 for _, tensor in self._new:
                     crc = zlib.crc32(tensor.numpy().data, crc)
-                entries = [asdict(entry) for entry, _ in self._new]
                 header = json.dumps({"entries": entries, "crc32": crc, "num_bytes": self._end}).encode()
                 file.write(_MAGIC + len(header).to_bytes(8, "little") + header)
                 start = _data_start(len(header))
@@ -135,7 +138,7 @@ class PackedCache:
             raise ValueError("it ends early or late")
         entries = [_Entry(**(fields | {"shape": tuple(fields["shape"])})) for fields in header["entries"]]
         data = mapped[start:]
-        crc = 0
+        crc = _header_crc(header["entries"], header["num_bytes"])
         for entry in entries:
             crc = zlib.crc32(data[entry.offset : entry.offset + entry.num_bytes].data, crc)
         if crc != header["crc32"]:
@@ -150,6 +153,11 @@ class PackedCache:
             self.path.replace(aside)
         except OSError as fault:
             log.warning("%s could not be set aside: %s", self.path, fault)
+
+
+def _header_crc(entries: list[dict[str, Any]], num_bytes: int) -> int:
+    """Of where the tensors lie and how they are shaped: kernels trust it."""
+    return zlib.crc32(json.dumps([entries, num_bytes]).encode())
 
 
 def _data_start(header_length: int) -> int:

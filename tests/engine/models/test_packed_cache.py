@@ -69,7 +69,7 @@ def test_second_start_has_the_same_weights_and_reads_no_matrix(
     assert first.num_bytes == second.num_bytes
 
 
-@pytest.mark.parametrize("fault", ["flipped", "short", "empty", "foreign", "header"])
+@pytest.mark.parametrize("fault", ["flipped", "short", "empty", "foreign", "header", "place"])
 def test_a_broken_file_is_set_aside_and_made_again(
     fault: str, model_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,8 +83,10 @@ def test_a_broken_file_is_set_aside_and_made_again(
         "short": kept.read_bytes()[:-64],
         "empty": b"",
         "foreign": b"something else entirely",
-        "header": b"SGPACK01" + (5).to_bytes(8, "little") + b"{}{}{",
+        "header": b"SGPACK02" + (5).to_bytes(8, "little") + b"{}{}{",
+        "place": kept.read_bytes().replace(b'"offset": 0,', b'"offset": 9,', 1),
     }[fault]
+    assert broken != kept.read_bytes()
     kept.write_bytes(broken)
     again, read, is_hit = build(model_file, folder)
     assert not is_hit
