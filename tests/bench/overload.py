@@ -197,6 +197,10 @@ async def overloaded(seconds: float, times: float, capacity_s: float) -> None:
         print(json.dumps(told(f"{times:g}x: {rate:.1f} requests/s", over, seconds)), flush=True)
         ratio = at(over.admitted_s, 0.95) / at(before.admitted_s, 0.95)
         print(f"p95 of the admitted: {ratio:.2f} times that at capacity")
+        _, answer = await client.send(get_bytes(client.port, "/admin/events"))
+        for event in reversed(json.loads(answer[answer.index(b"\r\n\r\n") + 4 :])["events"]):
+            if event["kind"] == "guard":
+                print(event["subject"], event["message"])
 
 
 async def streaming(num: int, seconds: float) -> None:

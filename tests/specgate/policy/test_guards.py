@@ -220,6 +220,24 @@ def test_few_drafts_that_may_be_bad_luck_do_not_shut() -> None:
         assert trips(panel.look(at(1, Costs(floor=1.8)))) == expected
 
 
+@pytest.mark.parametrize(
+    ("each_has_one", "expected"), [(False, []), (True, [("latency_guard", "ngram", "chat")])]
+)
+def test_a_stall_of_the_machine_is_no_fault_of_those_that_ran(
+    each_has_one: bool, expected: list[tuple[str, str, str | None]]
+) -> None:
+    """It is among the gaps of all eight that ran at the time: of 240 gaps more than a hundredth."""
+    panel = GuardPanel(replace(CONFIG, latency=LatencyGuard(min_samples=20)), LIMITS)
+    for number in range(40):
+        panel.add_outcome(outcome(BASELINE, tpot_s=0.010), now_s=0)
+        is_hit = each_has_one or 16 <= number < 24
+        stalled = replace(outcome(tpot_s=0.010), inter_token_s=((0.010, 1),) * 5 + ((0.4, 1),))
+        panel.add_outcome(stalled if is_hit else outcome(tpot_s=0.010), now_s=0)
+    changes = panel.look(at(1))
+    assert trips(changes) == expected
+    assert {change.kind for change in changes} <= {"itl_p99"}
+
+
 def test_latency_within_the_noise_does_not_shut() -> None:
     panel = GuardPanel(CONFIG, LIMITS)
     fill(panel, "ngram", 0.0112, 25, 0.0)  # 12 % slower in a spread of 6 %: beyond 1.10, not beyond doubt
