@@ -226,7 +226,7 @@ class NativeDecoder:
         self._owned = (embedding, tuple(layers), norm, frequencies)  # the struct holds bare addresses
         self._layers = (DecoderLayer * len(layers))(*map(_layer_struct, layers))
         self._hidden = embedding.struct.num_cols
-        self._struct = Decoder(
+        self.struct = Decoder(
             layers=self._layers,
             frequencies=frequencies.data_ptr(),
             norm=norm.data_ptr(),
@@ -260,7 +260,7 @@ class NativeDecoder:
         if inputs is not None:
             inputs = inputs.to(torch.float32).contiguous()
         failed = self._library.specgate_decoder_forward(
-            byref(self._struct),
+            byref(self.struct),
             byref(ragged),
             token_ids.data_ptr(),
             None if inputs is None else inputs.data_ptr(),

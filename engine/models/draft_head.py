@@ -89,6 +89,7 @@ class DraftHead:
             spec, source, self.token_ids, config.num_input_tokens
         )
         self.token_ids = self.token_ids.to(target.device)
+        self.greedy_chains = self._decoder.greedy_chains(self._fc, config.draft_token_ids)
 
     @property
     def device(self) -> torch.device:

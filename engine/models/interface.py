@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -11,6 +12,19 @@ from engine.kv.paged_cache import PagedCache
 from engine.layers.linear import Projection
 from engine.models.spec import ModelSpec
 from engine.models.weights import WeightSource
+
+if TYPE_CHECKING:
+    from engine.kernels.native_draft import Chain, ChainJob
+
+
+class GreedyChains(Protocol):
+    """A draft head's greedy chains for many sequences in one call; see `NativeDraftHead`."""
+
+    def __call__(
+        self, jobs: Sequence[ChainJob], min_confidence: float, cache: PagedCache
+    ) -> tuple[list[Chain], int, int]:
+        """A chain for each job, sequential forwards, and the KV tokens they attended to."""
+        ...
 
 
 class LanguageModel(Protocol):
@@ -80,4 +94,8 @@ class LanguageModel(Protocol):
         head, the rows `head_token_ids`; `fc` reads `num_tokens` embeddings and a hidden state. Raises
         ModelSourceError where the weights do not fit `spec`.
         """
+        ...
+
+    def greedy_chains(self, fc: Projection, draft_token_ids: Sequence[int]) -> GreedyChains | None:
+        """Of a decoder and `fc` that `with_layers` made: a faster way to chains, where there is one."""
         ...

@@ -10,7 +10,7 @@ q, k, v share one matrix and so do gate and up: fewer, larger products. Plain ob
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -184,6 +184,9 @@ class CausalLM:
             is_beside=True,
         )
         return decoder, Linear(weights.load(HEAD_INPUT))
+
+    def greedy_chains(self, fc: Projection, draft_token_ids: Sequence[int]) -> None:
+        """There is none: chains are made token by token."""
 
     def _attend(
         self,

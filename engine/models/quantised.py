@@ -7,6 +7,7 @@ however its prompt was chunked, so greedy output cannot depend on the load or on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -15,8 +16,11 @@ from engine.batch import ForwardBatch
 from engine.errors import ModelSourceError
 from engine.kernels import native
 from engine.kernels.native_decoder import DecoderSizes, NativeDecoder, QuantLayer, QuantLinear
+from engine.kernels.native_draft import NativeDraftHead
 from engine.kv.paged_cache import PagedCache
+from engine.layers.linear import Projection
 from engine.layers.rotary import rotary_frequencies
+from engine.models.interface import GreedyChains
 from engine.models.llama import Progress
 from engine.models.packed_cache import PackedCache
 from engine.models.spec import ModelSpec
@@ -145,6 +149,12 @@ class QuantisedLM:
             is_beside=True,
         )
         return decoder, QuantLinear(library, weights.load(HEAD_INPUT))
+
+    def greedy_chains(self, fc: Projection, draft_token_ids: Sequence[int]) -> GreedyChains | None:
+        """See `LanguageModel.greedy_chains`. `self` is the decoder."""
+        if not isinstance(fc, QuantLinear):
+            return None
+        return NativeDraftHead(_library(), self._decoder, fc, self.head, draft_token_ids)
 
 
 def build_quantised(

@@ -23,6 +23,7 @@ class _Record:
     """One sequence: the running draft's product, and what was expected and came of earlier ones."""
 
     reach: float = 1.0
+    worth: float = 1.0  # how many tokens came for one that was expected, when the draft began
     expected: float = 0.0
     accepted: int = 0
 
@@ -41,6 +42,21 @@ class ConfidenceStop:
         self._min_confidence = min_confidence
         self._records: dict[str, _Record] = {}
 
+    @property
+    def min_confidence(self) -> float:
+        """Below it nothing is drawn; 0: everything is."""
+        return self._min_confidence
+
+    def truth(self, seq_id: str) -> float:
+        """What this sequence's products are worth, for a draft that is made elsewhere."""
+        record = self._records.get(seq_id)
+        return 1.0 if record is None else record.truth
+
+    def drafted(self, seq_id: str, expected: float) -> None:
+        """A draft was made elsewhere, drawn from products with this sum."""
+        if self._min_confidence and expected > 0.0:
+            self._records.setdefault(seq_id, _Record()).expected += expected
+
     def going_on(self, seq_ids: Sequence[str], logits: torch.Tensor, *, is_first: bool) -> list[int]:
         """Places of the sequences whose next token is to be drawn; `logits`: [len(seq_ids), any vocabulary].
 
@@ -52,8 +68,10 @@ class ConfidenceStop:
         tops = (logits.amax(1) - logits.logsumexp(1)).exp().tolist()
         for place, (seq_id, top) in enumerate(zip(seq_ids, tops, strict=True)):
             record = self._records.setdefault(seq_id, _Record())
+            if is_first:
+                record.worth = record.truth  # nothing of this draft has been verified yet
             reach = (1.0 if is_first else record.reach) * top
-            if reach * record.truth >= self._min_confidence:
+            if reach * record.worth >= self._min_confidence:
                 record.reach = reach
                 record.expected += reach
                 places.append(place)

@@ -19,8 +19,10 @@ import torch
 
 from engine.batch import BatchRow, build_batch
 from engine.config import DraftModelConfig
+from engine.kernels.native_draft import ChainJob
 from engine.kv.block_manager import BlockManager, BlockTable, new_block_table
 from engine.models.draft_head import DraftHead
+from engine.models.interface import GreedyChains
 from engine.sampling import argmax_rows
 from engine.spec.confidence import ConfidenceStop
 from engine.spec.drafter import DraftContext
@@ -143,7 +145,10 @@ class DraftHeadDrafter:
         self._num_proposals += 1
         trees = [EMPTY_TREE] * len(contexts)
         jobs = [job for job in map(self._job, range(len(contexts)), contexts) if job is not None]
-        drafting, hidden = self._catch_up([job for job in jobs if self._reserve(job)])
+        jobs = [job for job in jobs if self._reserve(job)]
+        if self._head.greedy_chains is not None and all(job.is_greedy for job in jobs):
+            return self._propose_chains(self._head.greedy_chains, jobs, trees)
+        drafting, hidden = self._catch_up(jobs)
         live, is_first = drafting, True
         while live:
             logits = self._head.logits(hidden)
@@ -204,26 +209,60 @@ class DraftHeadDrafter:
         self.blocks.release(window.block_table)
         window.end = window.first
 
+    def _propose_chains(
+        self, chains: GreedyChains, jobs: Sequence[_Job], trees: list[DraftTree]
+    ) -> list[DraftTree]:
+        """`propose` for greedy sequences, in one call."""
+        added, num_fill = self._new_entries(jobs)
+        asked = []
+        for job, end in added:
+            window, context, tail = job.window, job.context, job.context.hidden
+            assert tail is not None
+            asked.append(
+                ChainJob(
+                    token_ids=context.token_ids[window.end : end + 1],
+                    hidden=tail.rows(window.end, end),
+                    block_table=window.block_table,
+                    start=window.end - window.first,
+                    num_draft=job.num_draft if end == job.num_entries else 0,
+                    truth=self._stop.truth(context.seq_id),
+                )
+            )
+            window.end = end
+        drafted, num_forwards, num_kv_tokens = chains(asked, self._stop.min_confidence, self._cache)
+        self._work = num_forwards, num_kv_tokens, num_fill
+        for (job, _), chain in zip(added, drafted, strict=True):
+            self._stop.drafted(job.context.seq_id, chain.expected)
+            trees[job.index] = DraftTree.chain(chain.token_ids, None)
+        return trees
+
+    def _new_entries(self, jobs: Sequence[_Job]) -> tuple[list[tuple[_Job, int]], int]:
+        """The jobs with entries to be computed, up to which end each; and how many of the entries are of
+        sequences that were behind by more than a draft."""
+        budget, num_fill = self._catch_up_tokens, 0
+        added = []
+        for job in jobs:
+            num_new = job.num_entries - job.window.end
+            if num_new > self.num_speculative_tokens + 1:
+                num_new = min(num_new, budget)
+                budget -= num_new
+                num_fill += num_new
+            if num_new > 0:
+                added.append((job, job.window.end + num_new))
+        return added, num_fill
+
     def _catch_up(self, jobs: Sequence[_Job]) -> tuple[list[_Job], torch.Tensor]:
         """Compute the entries of tokens that are new; the jobs that are level now, with their newest
         guessed states, [num_jobs, hidden]."""
-        budget, num_fill = self._catch_up_tokens, 0
         rows: list[BatchRow] = []
         parts: list[torch.Tensor] = []
         before: list[int] = []
         level: list[_Job] = []
         ends: list[int] = []
-        for job in jobs:
+        added, num_fill = self._new_entries(jobs)
+        for job, end in added:
             window, tail = job.window, job.context.hidden
             assert tail is not None
-            num_new = job.num_entries - window.end
-            if num_new > self.num_speculative_tokens + 1:
-                num_new = min(num_new, budget)
-                budget -= num_new
-                num_fill += num_new
-            if num_new == 0:
-                continue
-            end = window.end + num_new
             tokens = job.context.token_ids[window.end + 1 : end + 1]
             rows.append(BatchRow(tokens, window.end - window.first, window.block_table, 1))
             parts.append(tail.rows(window.end, end))

@@ -19,7 +19,7 @@ import torch
 
 from engine.config import DraftModelConfig
 from engine.models.draft_head import DraftHead
-from engine.models.interface import LanguageModel
+from engine.models.interface import GreedyChains, LanguageModel
 from engine.models.spec import ModelSpec
 from engine.spec.draft_model import DraftModelDrafter
 from engine.spec.drafter import DraftContext
@@ -266,3 +266,13 @@ class ImposedDraftHead(_Imposing, DraftHeadDrafter):
         """`answers` None: those it has heard itself."""
         super().__init__(head, config, num_blocks=num_blocks, block_size=block_size)
         self._impose(acceptance, head.spec.vocab_size, answers)
+
+    def _propose_chains(
+        self, chains: GreedyChains, jobs: Sequence[Any], trees: list[DraftTree]
+    ) -> list[DraftTree]:
+        """Drafts as ever, for their cost, and puts the imposed tokens in their place."""
+        trees = super()._propose_chains(chains, jobs, trees)
+        for job in jobs:
+            planned = self._planned[job.context.seq_id][: len(trees[job.index].token_ids)]
+            trees[job.index] = DraftTree.chain(tuple(planned))
+        return trees

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kernels import build, native, native_decoder, reference
+from engine.kernels import build, native, native_decoder, native_draft, reference
 from engine.kernels.native_decoder import QuantLinear
 
 LIBRARY = native.load_library()
@@ -127,10 +127,12 @@ def test_structs_have_the_size_that_c_gives_them(tmp_path: Path) -> None:
         "quant_matrix": native_decoder.QuantMatrix,
         "decoder_layer": native_decoder.DecoderLayer,
         "decoder": native_decoder.Decoder,
+        "draft_head": native_draft.DraftHeadStruct,
+        "draft_sequence": native_draft.DraftSequence,
     }
     source = tmp_path / "sizes.c"
     body = "".join(f"int64_t size_of_{name}(void) {{ return sizeof({name}); }}\n" for name in mirrors)
-    source.write_text(f'#include "{build.SOURCE_FOLDER / "decoder.h"}"\n{body}')
+    source.write_text(f'#include "{build.SOURCE_FOLDER / "draft.h"}"\n{body}')
     build.compile_library(build.find_compiler() or "cc", [source], tmp_path / "sizes.so", cpu_flags=())
     library = ctypes.CDLL(str(tmp_path / "sizes.so"))
     for name, mirror in mirrors.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from engine.batch import BatchRow, build_batch
+from engine.config import DraftModelConfig
 from engine.errors import DrafterMismatch
 from engine.hidden_tail import HiddenTail
 from engine.kernels import native
@@ -199,6 +201,55 @@ def test_integers_give_nearly_the_same_states() -> None:
     assert torch.equal(
         model.forward(batch, model.new_cache(1, 32)), model.forward(batch, model.new_cache(1, 32), embedded)
     )
+
+
+@pytest.mark.skipif(native.load_library() is None, reason="no C compiler on this machine")
+@pytest.mark.parametrize("num_input_tokens", [1, 2])
+@pytest.mark.parametrize("min_confidence", [0.0, 0.03, 0.2])
+def test_chains_in_one_call_are_those_made_token_by_token(
+    num_input_tokens: int, min_confidence: float
+) -> None:
+    """Over growing texts, several at a time, some behind by more than can be caught up at once."""
+    spec = tiny_spec(vocab_size=64)
+    model = build_quantised(spec, DictWeights(random_weights(spec, seed=3)))
+    weights = head_weights(tiny_model(seed=3, vocab_size=64), num_input_tokens=num_input_tokens)
+    config = DraftModelConfig(min_confidence=min_confidence, catch_up_tokens=20)
+    drafters = []
+    for is_fast in (True, False):
+        head = tiny_head(model, range(1, 64, 2), weights=weights, num_input_tokens=num_input_tokens)
+        assert head.greedy_chains is not None
+        if not is_fast:
+            head.greedy_chains = None
+        drafters.append(DraftHeadDrafter(head, config, num_blocks=64, block_size=4))
+    texts = {"a": prompt(4, 70), "b": prompt(5, 40), "c": prompt(6, 60)}
+    hidden = {name: reference_hidden(model, text) for name, text in texts.items()}
+    rng = random.Random(1)
+    lengths = {"a": 30, "b": 2, "c": 13}
+    num_drafted = 0
+    for step in range(14):
+        contexts = []
+        for name, length in lengths.items():
+            tail = HiddenTail(64)
+            tail.append(0, hidden[name][: length - 1])
+            wanted = 0 if rng.random() < 0.2 else rng.randint(1, 5)
+            ids = texts[name][:length]
+            key = RandomKey(1)
+            contexts.append(DraftContext(name, ids, 1, wanted, 0.0, None, key, "", "", tail))
+        trees, expected = (drafter.propose(contexts) for drafter in drafters)
+        assert [tree.token_ids for tree in trees] == [tree.token_ids for tree in expected], step
+        assert drafters[0].work() == drafters[1].work()
+        num_drafted += sum(map(len, trees))
+        for name, tree in zip(lengths, trees, strict=True):
+            num_new = rng.randint(1, 3)
+            for drafter in drafters:
+                drafter.observe(name, texts[name][lengths[name] :][:num_new], min(num_new - 1, len(tree)))
+            lengths[name] = min(lengths[name] + num_new, len(texts[name]))
+    assert num_drafted > (20 if min_confidence < 0.1 else 3)
+    for drafter in drafters:
+        drafter.check_integrity()
+        for name in lengths:
+            drafter.end(name)
+        assert drafter.blocks.num_used == 0
 
 
 def test_a_head_of_another_target_is_refused() -> None:
