@@ -80,7 +80,7 @@ def main() -> int:
         engine.__class__ = DrilledEngine
         assert isinstance(engine, DrilledEngine)
         engine.faults = faults
-        engine._drafting.drafters["drill"] = DrilledDrafter(faults, engine.vocab_size)
+        engine.set_drafters({**engine.drafters, "drill": DrilledDrafter(faults, engine.vocab_size)})
         return engine
 
     built: Callable[..., Engine] = build
