@@ -84,7 +84,7 @@ async def warm_up(clients: dict[str, Client], pool: Pool, plan: Plan, keep: int,
     for concurrency in plan.concurrencies:
         for arm, client in clients.items():
             tell.say(f"warming up: {arm} at {concurrency}")
-            prompts = [prompt for rows in pool.by_task.values() for prompt in rows[-keep:]]
+            prompts = [prompt for rows in pool.by_task.values() for prompt in rows[len(rows) - keep :]]
             random.Random(concurrency).shuffle(prompts)
             await ask(client, prompts, concurrency, plan.asking, learn=True)
 
