@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -155,7 +156,7 @@ def find_servers(arguments: argparse.Namespace) -> tuple[list[Server], list[Outc
             absent.append(Outcome(name, f"not asked for; name where it is: --peer {name}=FOLDER"))
             continue
         try:
-            servers += [make(Path(folders[name])) for make in makes]
+            servers += [make(Path(folders[name])) for make in makes[: 1 if arguments.plain_peers else None]]
         except (OSError, subprocess.CalledProcessError) as error:
             absent.append(Outcome(name, str(error)))
     return servers, absent
@@ -320,7 +321,9 @@ def main() -> int:
     parser.add_argument("--concurrency", type=numbers, default=[1, 8])
     parser.add_argument("--own-concurrency", type=numbers, default=[16], help="of this server alone")
     parser.add_argument("--json", type=Path, default=ROOT / "out" / "peers" / "peers.json")
+    parser.add_argument("--plain-peers", action="store_true", help="the peers without their n-gram method")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended all the same
     arguments.json = arguments.json.resolve()
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     tasks = read_tasks(arguments.data, arguments.tasks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -110,8 +111,17 @@ def _faults(args: argparse.Namespace) -> Iterator[str]:
 def _event_loop(work: Any) -> Any:
     import uvloop
 
+    async def until_told() -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
+        try:
+            return runner.run(until_told())
+        except asyncio.CancelledError:  # its servers are ended by now
+            raise SystemExit(128 + signal.SIGTERM) from None
 
 
 async def _run(args: argparse.Namespace, clock: Any, meter: Any) -> Any:

@@ -15,6 +15,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -137,4 +138,5 @@ def _walk(tree: object) -> list[tuple[str, dict[str, int]]]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended all the same
     asyncio.run(main())
