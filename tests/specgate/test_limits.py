@@ -63,7 +63,9 @@ async def test_the_limits_of_a_key_are_in_every_answer_and_kept() -> None:
 
 
 async def test_a_key_with_one_request_passes_a_key_with_many() -> None:
-    config = with_keys(AdmissionConfig(max_concurrent=1, max_queue=50), many=None, one=None)
+    config = with_keys(
+        AdmissionConfig(max_concurrent=1, max_queue=50, max_wait_ratio=None), many=None, one=None
+    )
     async with running(config) as server:
         admission = server.gateway.models[MODEL].admission
         ended: list[str] = []
@@ -84,7 +86,9 @@ async def test_a_key_with_one_request_passes_a_key_with_many() -> None:
 
 async def test_a_key_at_its_own_limit_leaves_the_slots_to_others() -> None:
     config = with_keys(
-        AdmissionConfig(max_concurrent=8), capped=KeyLimits(max_concurrent=2, max_queue=3), other=None
+        AdmissionConfig(max_concurrent=8, max_wait_ratio=None),
+        capped=KeyLimits(max_concurrent=2, max_queue=3),
+        other=None,
     )
     async with running(config) as server:
         admission = server.gateway.models[MODEL].admission
@@ -101,7 +105,7 @@ async def test_a_key_at_its_own_limit_leaves_the_slots_to_others() -> None:
 
 async def test_priorities_order_the_queue_and_are_not_to_be_had_for_asking() -> None:
     limits = {"vip": KeyLimits(priority=-5), "plain": None}
-    config = with_keys(AdmissionConfig(max_concurrent=1), **limits)
+    config = with_keys(AdmissionConfig(max_concurrent=1, max_wait_ratio=None), **limits)
     async with running(config) as server:
         admission = server.gateway.models[MODEL].admission
         ended: list[int] = []

@@ -195,7 +195,8 @@ async def _post(server: Running, body: dict[str, Any]) -> tuple[asyncio.StreamRe
 
 async def test_many_requests_with_random_leavers_leave_nothing_behind() -> None:
     random = Random(11)
-    config = make_config(admission=AdmissionConfig(max_concurrent=8, max_queue=1000))
+    limits = AdmissionConfig(max_concurrent=8, max_queue=1000, max_wait_ratio=None)
+    config = make_config(admission=limits)
     async with running(config, step_s=0.001, text="abcdefgh" * 8) as server:
 
         def tasks() -> set[asyncio.Task[Any]]:  # but for connections that are kept alive
