@@ -7,12 +7,14 @@ import re
 from dataclasses import replace
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.stats import SequenceCounters
 from engine.types import DrafterError, DraftWork, EngineLoad, StepRecord
 from specgate.app import build_app
 from specgate.config import AdmissionConfig
+from specgate.telemetry.exposition import exposition
 from specgate.types import RequestOutcome
 from tests.specgate.gateway import MODEL, eventually, make_config, running
 
@@ -256,3 +258,22 @@ async def test_openapi_describes_what_is_served() -> None:
         )
         assert refs <= set(document["components"]["schemas"])
         assert len(refs) >= 6
+
+
+async def test_a_scrape_leaves_turns_to_others_and_says_the_same() -> None:
+    registry = CollectorRegistry()
+    for number in range(20):
+        Counter(f"c{number}", "Some", ["of"], registry=registry).labels("it").inc(number)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    text = await exposition(registry)
+    task.cancel()
+    assert text == generate_latest(registry)
+    assert turns >= 20
