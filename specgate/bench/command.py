@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +115,8 @@ def _event_loop(work: Any) -> Any:
     async def until_told() -> Any:
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        if threading.current_thread() is threading.main_thread():  # no other is told of signals
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         return await work
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
