@@ -117,8 +117,8 @@ class DraftHead:
         if self.num_input_tokens == 1:
             embedded = self._target.embed(batch.token_ids)
         else:
-            tokens = torch.cat((batch.token_ids, before))
-            embedded = torch.cat(self._target.embed(tokens).split(num_entries), dim=1)
+            both = self._target.embed(torch.cat((batch.token_ids, before)))
+            embedded = torch.cat((both[:num_entries], both[num_entries:]), dim=1)
         inputs = self._fc(torch.cat((embedded, hidden.to(embedded.dtype)), dim=1))
         return self._decoder.forward(batch, cache, inputs)
 

@@ -7,10 +7,12 @@ to AdamW's step size (Moonlight, arXiv:2502.16982), so that one rate serves both
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 class Optimiser:
@@ -59,17 +61,17 @@ class Optimiser:
             part.load_state_dict(state)
 
 
-class RunningMean:
+class RunningMean(Generic[_Module]):
     """An exponential moving average of a module's weights: better than any of them while the rate is high."""
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
+    def __init__(self, module: _Module, decay: float) -> None:
         """`decay` of the mean stays at each step; less in the first steps, when it holds little."""
         self.module = copy.deepcopy(module)
         self._decay = decay
         self._num_steps = 0
 
     @torch.no_grad()
-    def update(self, module: nn.Module) -> None:
+    def update(self, module: _Module) -> None:
         """Take one step's weights in."""
         self._num_steps += 1
         decay = min(self._decay, self._num_steps / (self._num_steps + 10.0))
