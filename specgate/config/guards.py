@@ -78,7 +78,7 @@ class LatencyGuard:
         le=1,
     )
     min_gain_steps: int = setting(100, "drafted steps before that is judged", ge=1)
-    gain_window_s: float = setting(60.0, "how far back steps count for it", ge=10)
+    gain_window_s: float = setting(60.0, "how far back steps count for it", ge=10, le=600)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

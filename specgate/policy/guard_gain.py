@@ -22,6 +22,7 @@ from specgate.policy.door import Reading
 
 _SLICE_S = 1.0  # steps are summed over so long; slices differ from each other as much as the truth is unsure
 _MIN_SLICES = 5
+_MAX_SLICES = 600
 _MIN_PLAIN = 3  # steps without drafts in a slice, before they stand for what one takes
 _STEPS_A_PROBE = 10  # drafted steps that count as one sample while a door is probed
 _SURE = 3.0  # standard errors
@@ -74,7 +75,7 @@ class GainBook:
 
     def __init__(self, config: LatencyGuard) -> None:
         self._config = config
-        self._slices: deque[_Slice] = deque()  # closed ones
+        self._slices: deque[_Slice] = deque(maxlen=_MAX_SLICES)  # closed ones
         self._open: _Slice | None = None
         self._policies: set[str] = set()
 
