@@ -35,6 +35,7 @@ from peer_servers import ROOT, Server, llama_server, own_server, pause, peak_mib
 
 AUTO = "specgate auto"
 TASKS = ("document_qa", "summarization", "code_edit", "chat")
+WARM_UP = [{"role": "user", "content": "Count from one to ten, in words, and back again."}]
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Started:
 # --- starting --------------------------------------------------------------------------------
 
 
-async def start(stack: ExitStack, server: Server, arguments: argparse.Namespace, warmup: Any) -> Started:
+async def start(stack: ExitStack, server: Server, arguments: argparse.Namespace) -> Started:
     """Start it, wait until it answers, ask it something, stop it. Raises RuntimeError."""
     print(f"{server.name}: starting", flush=True)
     process = stack.enter_context(running(server, arguments.json.parent / f"{server.name}.log"))
@@ -90,7 +91,7 @@ async def start(stack: ExitStack, server: Server, arguments: argparse.Namespace,
                 model = (await answer.json())["data"][0]["id"]
             outcome.kernels = await _kernels(session)
         client = Client(url, model, server.headers, arguments.max_tokens)
-        await client.measure("warm-up", [warmup], 1)
+        await client.measure("warm-up", [WARM_UP], 1)
     finally:
         pause(process)
     return Started(server, process, client, outcome)
@@ -176,7 +177,7 @@ async def bench(
     with ExitStack() as stack:
         for server in servers:
             try:
-                started.append(await start(stack, server, arguments, tasks[next(iter(tasks))].pop()))
+                started.append(await start(stack, server, arguments))
                 outcomes.append(started[-1].outcome)
             except (RuntimeError, aiohttp.ClientError, OSError) as error:
                 log = arguments.json.parent / f"{server.name}.log"

@@ -92,7 +92,7 @@ class Reloader:
 
     async def _try(self) -> tuple[str, ...]:
         if self._read is None:
-            raise InvalidConfig("This server was not started from a file.")
+            raise InvalidConfig("This server was not started from a file: start it with --config FILE.")
         try:
             config, rollouts = await asyncio.to_thread(_read_all, self._read)
         except ConfigError as error:

@@ -114,7 +114,7 @@ async def errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     except ApiError as error:
         return error_response(error)
     except web.HTTPNotFound:
-        message = f"There is no {request.path[:200]!r} here; see /openapi.json."
+        message = f"There is no {request.path[:200]!r} here; see /openapi.json, or /ui for the console."
         return error_response(NotFound(message, code="path_not_found"))
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))

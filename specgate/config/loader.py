@@ -146,7 +146,8 @@ def _apply_override(root: _Node, item: str, faults: _Faults) -> None:
         last = index == len(parts) - 1
         if isinstance(node.value, list):
             if not part.isdigit() or int(part) >= len(node.value):
-                faults.add(where, ".".join(parts[: index + 1]), f"a list of {len(node.value)}: use its index")
+                last_index = len(node.value) - 1
+                faults.add(where, ".".join(parts[: index + 1]), f"a list: use an index from 0 to {last_index}")
                 return
             if last:
                 node.value[int(part)] = value

@@ -108,7 +108,7 @@ def test_overrides_are_typed_and_name_themselves() -> None:
     for override, message in (
         ("server.prot=1", "--set server.prot: server.prot: unknown key"),
         ("port", "--set port: write dotted.key=value"),
-        ("models.7.id=x", "--set models.7.id: models.7: a list of 1"),
+        ("models.7.id=x", "--set models.7.id: models.7: a list: use an index from 0 to 0"),
         ("server.port.x=1", "server.port"),
         ("server.port=[", "--set server.port"),
     ):
