@@ -146,8 +146,8 @@ def _apply_override(root: _Node, item: str, faults: _Faults) -> None:
         last = index == len(parts) - 1
         if isinstance(node.value, list):
             if not part.isdigit() or int(part) >= len(node.value):
-                last_index = len(node.value) - 1
-                faults.add(where, ".".join(parts[: index + 1]), f"a list: use an index from 0 to {last_index}")
+                place = ".".join(parts[: index + 1])
+                faults.add(where, place, f"a list: use an index from 0 to {len(node.value) - 1}")
                 return
             if last:
                 node.value[int(part)] = value
