@@ -42,6 +42,10 @@ class RequestCost:
         """lam_max: where latency diverges."""
         return math.inf if self.c2_s <= 0 else 1.0 / self.c2_s
 
+    def in_batch_s(self, batch: float) -> float:
+        """L with `batch` requests in flight; a server that takes no more does `batch / L` of them a second."""
+        return self.c1_s + batch * self.c2_s
+
     def latency_s(self, requests_per_s: float) -> float:
         """L at an arrival rate; infinite at and beyond saturation."""
         slack = 1.0 - requests_per_s * self.c2_s

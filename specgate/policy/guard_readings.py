@@ -32,8 +32,9 @@ Scope = tuple[str, str | None]  # policy, task (None: all)
 class Costs(Protocol):
     """What the latency model predicts; None where it cannot say."""
 
-    def capacity_ratio(self, policy: str) -> float | None:
-        """C2R: the share of capacity a request takes under `policy`, in times of baseline's."""
+    def capacity_ratio(self, policy: str, batch: float) -> float | None:
+        """The time a request takes under `policy` among `batch` of its kind, in times of baseline's. Below 1
+        a server that runs no more than these at once does more requests a second; without end it is C2R."""
         ...
 
     def floor_tokens(self, policy: str, batch: float, depth: float) -> float | None:
@@ -48,7 +49,7 @@ class Costs(Protocol):
 class NoCosts:
     """Before there is a model."""
 
-    def capacity_ratio(self, policy: str) -> float | None:
+    def capacity_ratio(self, policy: str, batch: float) -> float | None:
         return None
 
     def floor_tokens(self, policy: str, batch: float, depth: float) -> float | None:

@@ -226,8 +226,9 @@ class GuardPanel:
         """Guards on the whole model, whose readings do not depend on the policy being tried."""
         waits, load, memory = _queue_wait(now, self._limits, self._config), self._load(now), self._memory(now)
         out: dict[_Key, Reading | None] = {}
+        batch = max(now.load.num_running, now.load.num_admitted, 1)  # where requests wait: all that fit
         for policy in now.methods:
-            ratio = now.costs.capacity_ratio(policy)
+            ratio = now.costs.capacity_ratio(policy, batch)
             is_costly = self._limits.limits_always or ratio is None or ratio >= 1
             out[Reason.QUEUE_WAIT_GUARD, policy, None] = waits if is_costly else None
             out[Reason.LOAD_GUARD, policy, None] = load if is_costly else None

@@ -17,12 +17,21 @@ VIEW = model_view("ngram", "draft")
 def test_what_a_step_costs_each_sequence_decides_who_raises_capacity() -> None:
     """C2R < 1 iff E > 1 + K*c2d/c2v: drafts save the sequence's own cost of a step, and add tokens."""
     assert VIEW.step is not None
-    assert (ViewCosts(VIEW).capacity_ratio("ngram") or 0) > 1  # tokens are all that a sequence costs
+    assert (ViewCosts(VIEW).capacity_ratio("ngram", 1e9) or 0) > 1  # tokens are all that a sequence costs
     bound = replace(VIEW.step, c_seq_s=2e-3)  # reading its KV costs a sequence more than some tokens do
     costs = ViewCosts(replace(VIEW, step=bound))
-    assert (costs.capacity_ratio("ngram") or 9) < 1
+    assert (costs.capacity_ratio("ngram", 1e9) or 9) < 1
     dear = replace(bound, drafters=VIEW.step.drafters | {"draft": DraftCoefficients(d_tok_s=0.01)})
-    assert (ViewCosts(replace(VIEW, step=dear)).capacity_ratio("draft") or 0) > 1
+    assert (ViewCosts(replace(VIEW, step=dear)).capacity_ratio("draft", 1e9) or 0) > 1
+
+
+def test_a_server_that_runs_few_at_once_gains_capacity_by_fewer_steps() -> None:
+    """What a step costs whoever is in it is shared by eight, not by everybody: with fewer steps a request
+    gives its place to the next one sooner, though C2R is above 1."""
+    costs = ViewCosts(VIEW)
+    ratios = [costs.capacity_ratio("ngram", batch) or 0.0 for batch in (1, 8, 64, 1e9)]
+    assert ratios == sorted(ratios)
+    assert ratios[1] < 1 < ratios[-1]
 
 
 def test_floor_and_load_are_those_of_the_formulas() -> None:
@@ -39,12 +48,12 @@ def test_a_young_model_says_nothing() -> None:
     assert VIEW.step is not None
     young = replace(VIEW, step=replace(VIEW.step, num_steps=50))
     for costs in (ViewCosts(ModelView()), ViewCosts(young)):
-        assert costs.capacity_ratio("ngram") is None
+        assert costs.capacity_ratio("ngram", 8) is None
         assert costs.floor_tokens("ngram", 1, 4) is None
         assert costs.rho(5.0) is None
     untried = ViewCosts(replace(VIEW, num_steps={"ngram": 10.0}))
-    assert untried.capacity_ratio("ngram") is None
-    assert untried.capacity_ratio("eagle") is None
+    assert untried.capacity_ratio("ngram", 8) is None
+    assert untried.capacity_ratio("eagle", 8) is None
     assert untried.rho(5.0) is not None
 
 

@@ -41,7 +41,7 @@ class Costs(NoCosts):
     def __init__(self, ratios: dict[str, float] | None = None, floor: float | None = None) -> None:
         self.ratios, self.floor = ratios or {}, floor
 
-    def capacity_ratio(self, policy: str) -> float | None:
+    def capacity_ratio(self, policy: str, batch: float) -> float | None:
         return self.ratios.get(policy)
 
     def floor_tokens(self, policy: str, batch: float, depth: float) -> float | None:
