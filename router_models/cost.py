@@ -43,7 +43,7 @@ class RequestCost:
         return math.inf if self.c2_s <= 0 else 1.0 / self.c2_s
 
     def in_batch_s(self, batch: float) -> float:
-        """L with `batch` requests in flight; a server that takes no more does `batch / L` of them a second."""
+        """L with `batch` in flight; a server that takes no more than these does `batch / L` a second."""
         return self.c1_s + batch * self.c2_s
 
     def latency_s(self, requests_per_s: float) -> float:
