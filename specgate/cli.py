@@ -36,12 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         code: int = args.run(args)
+        sys.stdout.flush()
     except CommandError as error:
         print(f"specgate: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         return FAILED
-    return code
+    except BrokenPipeError:  # the reader of our output, `head` for one, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+    else:
+        return code
+    return FINE
 
 
 def build_parser() -> argparse.ArgumentParser:

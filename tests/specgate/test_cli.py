@@ -166,3 +166,15 @@ def test_explain_refuses_a_line_that_is_no_decision(log: Path, capsys: pytest.Ca
     log.write_text("not json\n", encoding="utf-8")
     assert main(["explain", "--log", str(log)]) == 1
     assert "line 1" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
+    """As with `specgate check-config --schema | head`: more is printed than a pipe holds."""
+    command = [sys.executable, "-m", "specgate", "check-config", "--schema"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 0
