@@ -130,12 +130,12 @@ async def test_an_alert_rings_when_speculation_is_slow_and_the_guards_only_obser
             state = (await client.get("/admin/state")).json()
     assert ringing["labels"]["severity"] == "page"
     assert float(ringing["value"]) < 0.9
-    doors = [
-        d
-        for d in state["models"]["tiny"]["guards"]
-        if d["guard"] == "latency_guard" and d["state"] != "allowed"
-    ]
-    assert [(door["policy"], door["mode"]) for door in doors] == [("draft", "observe")]
+    doors = {
+        (door["policy"], door["mode"])  # it may stand at more than one task
+        for door in state["models"]["tiny"]["guards"]
+        if door["guard"] == "latency_guard" and door["state"] != "allowed"
+    }
+    assert doors == {("draft", "observe")}
 
 
 async def ask(client: httpx.AsyncClient, number: int, policy: str | None) -> str:
