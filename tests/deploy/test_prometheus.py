@@ -106,9 +106,9 @@ async def test_an_alert_rings_when_speculation_is_slow_and_the_guards_only_obser
             "max_queue_wait_p95_ms": None,
         },
         "guards": {
-            # the window is as much shorter as the rules' times: controls are only run for what it still knows
-            "latency": {**observe, "min_samples": 10, "control_share": 0.3, "window_s": 600 / FACTOR}, "acceptance": observe,
-            "load": observe, "queue_wait": {"mode": "off"},
+            # as much quicker as the rules: controls are run for what is still in the window
+            "latency": {**observe, "min_samples": 10, "control_share": 0.3, "window_s": 600 / FACTOR},
+            "acceptance": observe, "load": observe, "queue_wait": {"mode": "off"},
         },
     }  # fmt: skip
     path = tmp_path / "config.yaml"
@@ -122,7 +122,7 @@ async def test_an_alert_rings_when_speculation_is_slow_and_the_guards_only_obser
                 await ask(client, number, "draft")
             asking = asyncio.create_task(keep_asking(client))
             try:
-                # twice: by what drafts cost the engine, and by the policy's own requests beside their controls
+                # by what drafts cost the engine, and by the policy's own requests beside controls
                 await until_firing(found, "SpecgateSpeculationSlower", seen_by="engine_time")
                 ringing = await until_firing(found, "SpecgateSpeculationSlower", policy="draft")
             finally:
