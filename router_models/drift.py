@@ -15,11 +15,11 @@ from router_models.base import StateError, finite
 class PageHinkley:
     """Alarm when the clipped residuals' cumulative sum leaves its extreme by `threshold`.
 
-    With the defaults a shift of 4 or more standard deviations is found within about 8 residuals,
-    a shift of 1 within about 60, and one outlier of any size raises no alarm.
+    With the defaults a shift of 4 or more standard deviations is found within 6 residuals, a shift of
+    1 within about 40, and one outlier of any size raises no alarm.
     """
 
-    def __init__(self, slack: float = 0.5, threshold: float = 28.0, clip: float = 4.0) -> None:
+    def __init__(self, slack: float = 0.5, threshold: float = 20.0, clip: float = 4.0) -> None:
         self._slack = slack
         self._threshold = threshold
         self._clip = clip

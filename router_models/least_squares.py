@@ -1,10 +1,4 @@
-"""Non-negative least squares that learns online and forgets.
-
-Recursive least squares in information form: the discounted normal equations `A theta = b` are
-kept, and the best non-negative theta is solved from them exactly. Forgetting is directional
-(Cao and Schwartz 2000): an outcome makes old ones fade only along its own regressors, so a long
-stretch of equal steps does not wash out what is known about other steps.
-"""
+"""Non-negative least squares that learns online, on a machine whose pace changes."""
 
 from __future__ import annotations
 
@@ -17,8 +11,11 @@ from numpy.typing import NDArray
 from router_models.base import StateError
 
 Array = NDArray[np.float64]
-_ANCHORED = 100  # outcomes that the anchor is made of
-_ANCHOR_WEIGHT = 0.01  # of each of them
+MAX_PACE = 0.7  # of its logarithm
+_PACE_KEPT = 0.99  # from one outcome to the next
+_PACE_MOVES = 0.3  # from one outcome to the next, in spreads of an outcome
+_LEAST = 1e-3  # of a typical outcome: nothing predicted is smaller
+_FIRST_DOUBT = 10.0  # times the first outcome
 
 
 def solve_nonnegative(a: Array, b: Array) -> Array:
@@ -55,93 +52,126 @@ def solve_nonnegative(a: Array, b: Array) -> Array:
     return theta
 
 
-class DiscountedNormalEquations:
-    """`A` and `b` of several rival regressions (the leading axis) over the same outcomes.
+class PacedLeastSquares:
+    """`y = exp(s) * x' theta` for several rival regressions (the leading axis) over the same outcomes.
 
-    Regressors are divided by `scales` so that all are of order one. `ridge` pulls undetermined
-    coefficients to zero with the weight of that many outcomes; it does not fade. Nor does the anchor:
-    the first outcomes, where work of all kinds is tried out, with the weight of a few. It decides
-    where later ones are all alike (when every sequence drafts two tokens, tokens, sequences and KV grow
-    together, and nothing else tells their prices apart).
+    A Kalman filter (Kalman 1960) over theta and `s`, the logarithm of the machine's present pace. The
+    pace is free to move from outcome to outcome and falls back to 0; theta hardly moves. So what slows
+    all work alike for some seconds is the pace, and what tells kinds of work apart, one right after
+    the other, is theta. Where work is all alike nothing moves what is known of other work: doubt about it
+    only grows, at `1 / memory` per outcome.
+
+    Regressors are divided by `scales` so that all are of order one.
     """
 
-    def __init__(self, num_rivals: int, scales: Sequence[float], memory: float, ridge: float = 1e-3) -> None:
+    def __init__(self, num_rivals: int, scales: Sequence[float], memory: float) -> None:
         self._scales: Array = np.asarray(scales, dtype=np.float64)
-        self._fade = 1.0 / memory
-        self._ridge = ridge
         n = len(self._scales)
-        self._a: Array = np.zeros((num_rivals, n, n))
-        self._b: Array = np.zeros((num_rivals, n))
-        self._anchor_a: Array = np.zeros((num_rivals, n, n))
-        self._anchor_b: Array = np.zeros((num_rivals, n))
-        self._num_anchored = 0
-        self._typical = 0.0  # running mean of y: the unit of the ridge
+        self._fade = 1.0 / memory
+        self._mean: Array = np.zeros((num_rivals, n))
+        self._pace: Array = np.zeros(num_rivals)
+        self._cov: Array = np.zeros((num_rivals, n + 1, n + 1))
+        self._typical = 0.0  # running mean of y
 
-    def update(self, x: Array, y: float, weight: float) -> None:
-        """Take in one outcome. x [rivals, n]; `weight` is the inverse variance of y."""
-        self._typical = y if self._typical == 0.0 else self._typical + 0.05 * (y - self._typical)
-        u = x / self._scales
-        au = np.einsum("cij,cj->ci", self._a, u)
-        along = np.einsum("ci,ci->c", u, au)
-        share = np.divide(self._fade, along, out=np.zeros_like(along), where=along > 1e-30)
-        aub = share * np.einsum("ci,ci->c", u, self._b)
-        self._a -= share[:, None, None] * au[:, :, None] * au[:, None, :]
-        self._a += weight * u[:, :, None] * u[:, None, :]
-        self._b -= aub[:, None] * au
-        self._b += (weight * y) * u
-        if self._num_anchored < _ANCHORED:
-            self._num_anchored += 1
-            self._anchor_a += (_ANCHOR_WEIGHT * weight) * u[:, :, None] * u[:, None, :]
-            self._anchor_b += (_ANCHOR_WEIGHT * weight * y) * u
+    def expect(self, x: Array, first: float) -> tuple[Array, Array]:
+        """The next outcome as each rival predicts it at the present pace, and the relative variance of
+        that, without the outcome's own. `first` stands in before there is any. x [rivals, n]"""
+        if self._typical == 0.0:
+            return np.full(len(x), first), np.zeros(len(x))
+        mean, h = self._observed(x)
+        size = np.maximum(mean, _LEAST * self._typical)
+        return size, np.einsum("ci,cij,cj->c", h, self._cov, h) / size**2
 
-    def _regularised(self, rival: int) -> Array:
-        unit = self._ridge / max(self._typical, 1e-9) ** 2
-        a: Array = self._a[rival] + self._anchor_a[rival] + unit * np.eye(len(self._scales))
-        return a
+    def _observed(self, x: Array) -> tuple[Array, Array]:
+        """Predicted outcomes [rivals], and their derivative by theta and the pace [rivals, n + 1]."""
+        u, pace = x / self._scales, np.exp(self._pace)
+        mean: Array = pace * np.einsum("ci,ci->c", u, self._mean)
+        return mean, np.concatenate([pace[:, None] * u, mean[:, None]], axis=1)
 
-    def solve(self, rival: int) -> Array:
-        """The non-negative coefficients of one rival, in units of y per unit of x. [n]"""
-        b = self._b[rival] + self._anchor_b[rival]
-        theta: Array = solve_nonnegative(self._regularised(rival), b) / self._scales
+    def update(self, x: Array, y: Array, spread: float) -> None:
+        """Take in one outcome of relative standard deviation `spread`. x [rivals, n]; y [rivals], for what
+        is an outlier to one is none to another."""
+        n = len(self._scales)
+        if self._typical == 0.0:
+            self._typical = float(y[0])
+            self._cov[:, range(n), range(n)] = (_FIRST_DOUBT * self._typical) ** 2
+        self._typical += 0.05 * (float(y[0]) - self._typical)
+        mean, h = self._observed(x)
+        gain = np.einsum("cij,cj->ci", self._cov, h)
+        variance = np.einsum("ci,ci->c", h, gain) + (spread * np.maximum(mean, 0.1 * y)) ** 2
+        step = gain * ((y - mean) / variance)[:, None]
+        self._mean += step[:, :n]
+        self._pace = np.clip(self._pace + step[:, n], -MAX_PACE, MAX_PACE)
+        self._cov -= gain[:, :, None] * gain[:, None, :] / variance[:, None, None]
+        for rival in np.flatnonzero((self._mean < 0).any(axis=1)):
+            self._mean[rival] = self._nearest(int(rival))
+        self._drift(spread)
+
+    def _drift(self, spread: float) -> None:
+        """What may change until the next outcome."""
+        n = len(self._scales)
+        self._pace *= _PACE_KEPT
+        self._cov[:, n, :] *= _PACE_KEPT
+        self._cov[:, :, n] *= _PACE_KEPT
+        self._cov[:, n, n] += (_PACE_MOVES * spread) ** 2
+        self._doubt_more(spread * self._fade)
+
+    def _doubt_more(self, share: float) -> None:
+        n = len(self._scales)
+        self._cov[:, range(n), range(n)] += share**2 * (self._mean**2 + (0.02 * self._typical) ** 2)
+
+    def _nearest(self, rival: int) -> Array:
+        """The non-negative coefficients that are likeliest."""
+        n = len(self._scales)
+        cov = self._cov[rival, :n, :n]
+        floor = 1e-9 * float(np.trace(cov)) / n
+        a = np.linalg.inv(cov + floor * np.eye(n))
+        return solve_nonnegative(a, a @ self._mean[rival])
+
+    def pace(self, rival: int) -> float:
+        """Logarithm: above 0, outcomes are larger just now than they usually are."""
+        return float(self._pace[rival])
+
+    def theta(self, rival: int) -> Array:
+        """The coefficients of one rival at the usual pace, in units of y per unit of x. [n]"""
+        theta: Array = self._mean[rival] / self._scales
         return theta
 
     def doubt(self, rival: int, x: Array) -> float:
-        """Variance of `x' theta` in units of the outcomes' own variance."""
+        """Variance of `x' theta`."""
         u = x / self._scales
-        return float(u @ np.linalg.solve(self._regularised(rival), u))
+        n = len(u)
+        return max(float(u @ self._cov[rival, :n, :n] @ u), 0.0)
 
-    def rescale(self, factor: float, keep: float) -> None:
-        """The world became `factor` times slower: scale every coefficient, keep a share of the evidence."""
-        self._a *= keep / factor**2
-        self._b *= keep / factor
-        self._anchor_a /= factor**2
-        self._anchor_b /= factor
-        self._typical *= factor
+    def shift(self, size: float, doubt: float) -> None:
+        """All outcomes are `exp(size)` times as large from now on, and every coefficient is in doubt by
+        the share `doubt` of it."""
+        n = len(self._scales)
+        factor = np.exp(size)
+        self._mean *= factor
+        self._cov[:, :n, :] *= factor
+        self._cov[:, :, :n] *= factor
+        self._pace[:] = 0.0
+        self._doubt_more(doubt)
 
     def state(self) -> dict[str, Any]:
-        """A and b, per rival, and the anchor's."""
+        """Means and covariances, per rival."""
         return {
-            "a": self._a.tolist(),
-            "b": self._b.tolist(),
+            "mean": self._mean.tolist(),
+            "pace": self._pace.tolist(),
+            "cov": self._cov.tolist(),
             "typical": self._typical,
-            "anchor_a": self._anchor_a.tolist(),
-            "anchor_b": self._anchor_b.tolist(),
-            "num_anchored": self._num_anchored,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`. Raises StateError."""
         try:
-            a = np.asarray(state["a"], dtype=np.float64)
-            b = np.asarray(state["b"], dtype=np.float64)
+            mean, pace, cov = (np.asarray(state[name], dtype=np.float64) for name in ("mean", "pace", "cov"))
             typical = float(state["typical"])
-            anchor_a = np.asarray(state["anchor_a"], dtype=np.float64)
-            anchor_b = np.asarray(state["anchor_b"], dtype=np.float64)
-            num_anchored = int(state["num_anchored"])
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"least-squares state: {error}") from error
-        fits = a.shape == anchor_a.shape == self._a.shape and b.shape == anchor_b.shape == self._b.shape
-        if not fits or not all(np.isfinite(x).all() for x in (a, b, anchor_a, anchor_b, typical)):
-            raise StateError(f"least-squares state: shapes {a.shape} and {b.shape} or values do not fit")
-        self._a, self._b, self._typical = a, b, typical
-        self._anchor_a, self._anchor_b, self._num_anchored = anchor_a, anchor_b, num_anchored
+        own = self._mean, self._pace, self._cov
+        fits = all(a.shape == b.shape for a, b in zip((mean, pace, cov), own, strict=True))
+        if not fits or not all(np.isfinite(a).all() for a in (mean, pace, cov, typical)):
+            raise StateError(f"least-squares state: shapes {mean.shape}, {cov.shape} or values do not fit")
+        self._mean, self._pace, self._cov, self._typical = mean, pace, cov, typical

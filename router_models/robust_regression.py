@@ -1,10 +1,9 @@
 """A positive cost as a sum of non-negative parts, learned online from noisy measurements.
 
-`y = sum_i theta_i * x_i`, theta >= 0, errors relative to y. Around the least squares stand: less
-weight for outliers (Huber 1964), a running relative spread, a drift test that rescales the model
-and doubts it, and one knee in one regressor where the data show it to be needed. A machine is not
-equally fast from second to second: the last residuals' mean scales what is predicted next, but is
-kept out of what is learned.
+`y = exp(pace) * sum_i theta_i * x_i`, theta >= 0, errors relative to y. Around the filter that
+follows both (see `least_squares`) stand: a bound to what one outcome can teach (Huber 1964), the
+outcomes' own relative spread, a drift test for what the pace cannot follow, which rescales the
+model and doubts it, and one knee in one regressor where the data show it to be needed.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ import numpy as np
 
 from router_models.base import StateError, finite
 from router_models.drift import PageHinkley
-from router_models.least_squares import Array, DiscountedNormalEquations
+from router_models.least_squares import Array, PacedLeastSquares
 
 _FLOOR_S = 1e-7  # nothing measured is shorter
 _MIN_SPREAD, _FIRST_SPREAD = 0.01, 0.2
 _HUBER = 2.0  # standard deviations beyond which an outcome loses weight
-_PACE = 0.2  # weight of an outcome in how fast the machine is just now
-_MAX_PACE = 0.7  # of its logarithm
-_REFIT_EVERY = 16  # outcomes between two refits of the rival knees
-_KEPT = 0.03  # of the evidence after a drift: not all parts of a step change by the same factor
-_DOUBTED = 64  # outcomes after a drift in which the model, not the outcome, counts as the outlier
-_RECENT = 9  # residuals whose median says how far things drifted
+_CHOOSE_EVERY = 16  # outcomes between two looks at the rival knees
+_BELIEVED = 3.0  # standard deviations: of a larger miss only as much is learned
+_RECENT = 5  # outcomes whose median says how far things drifted
+_DOUBT = (
+    0.2  # at least, of every coefficient after a drift: not all parts of a step change by the same factor
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +56,13 @@ class RobustRegression:
         self.spec = spec
         self._rivals: Array = np.array([math.inf, *spec.knees])  # knee of each; none is infinity
         scales = (*spec.scales, spec.scales[spec.knee_at]) if spec.knees else spec.scales
-        self._equations = DiscountedNormalEquations(len(self._rivals), scales, spec.memory)
-        self._theta: Array = np.zeros((len(self._rivals), len(scales)))
+        self._fit = PacedLeastSquares(len(self._rivals), scales, spec.memory)
         self._loss: Array = np.zeros(len(self._rivals))
         self._chosen = 0
-        self._variance = _FIRST_SPREAD**2  # around the learned part alone
-        self._pace = 0.0  # logarithm: above 0, steps take longer just now than they usually do
-        self._pace_variance = _FIRST_SPREAD**2  # around what was predicted
+        self._variance = _FIRST_SPREAD**2  # around what was predicted
+        self._noise = _FIRST_SPREAD**2  # of outcomes themselves
         self._recent: list[float] = []
         self._drift = PageHinkley()
-        self._num_since_drift = _DOUBTED + 1
         self.num_outcomes = 0
         self.num_drifts = 0
 
@@ -78,10 +74,6 @@ class RobustRegression:
     @property
     def spread(self) -> float:
         """Relative standard deviation of outcomes around predictions."""
-        return math.sqrt(max(self._pace_variance, _MIN_SPREAD**2))
-
-    @property
-    def _usual_spread(self) -> float:
         return math.sqrt(max(self._variance, _MIN_SPREAD**2))
 
     def expand(self, x: Sequence[float], knee: float | None) -> Array:
@@ -98,20 +90,18 @@ class RobustRegression:
 
     def coefficients(self) -> Array:
         """Of the chosen rival, in seconds per unit, at the usual pace. [len(all_names)]"""
-        theta: Array = self._theta[self._chosen]
-        return theta
+        return self._fit.theta(self._chosen)
 
     def coefficients_now(self) -> Array:
         """The same at the machine's present pace: what predictions are made of."""
-        theta: Array = self._theta[self._chosen] * math.exp(self._pace)
+        theta: Array = self.coefficients() * math.exp(self._fit.pace(self._chosen))
         return theta
 
     def predict(self, x: Sequence[float]) -> tuple[float, float]:
         """Mean and standard deviation of y."""
         row = self.expand(x, self.knee)
         mean = float(row @ self.coefficients_now())
-        doubt = self._equations.doubt(self._chosen, row)
-        return mean, self.spread * math.sqrt(mean * mean + doubt)
+        return mean, math.sqrt((self.spread * mean) ** 2 + self._fit.doubt(self._chosen, row))
 
     def observe(self, x: Sequence[float], y: float) -> None:
         """Take in one outcome. Raises ValueError, unchanged, for values that are no measurement."""
@@ -122,59 +112,33 @@ class RobustRegression:
             raise ValueError(f"seconds must not be negative, got {y}")
         y = max(y, _FLOOR_S)
         rows = np.stack([self.expand(x, None if math.isinf(k) else float(k)) for k in self._rivals])
-        weight = 1.0
-        if self.num_outcomes >= 3:
-            predicted = np.maximum((rows * self._theta).sum(axis=1), _FLOOR_S)
-            weight = self._judge(np.log(y / predicted))
-        usual = float(rows[self._chosen] @ self._theta[self._chosen])
-        center = y if self.num_outcomes < 3 else max(usual, 0.1 * y)
-        self._equations.update(rows, y, weight / center**2)
+        self._fit.update(rows, self._judge(rows, y), math.sqrt(self._noise))
         self.num_outcomes += 1
-        self._refit()
-
-    def _judge(self, residuals: Array) -> float:
-        """Learn from the log residuals of all rivals; returns this outcome's weight."""
-        r = float(residuals[self._chosen])
-        spread = self._usual_spread
-        self._keep_pace(r)
-        clipped = np.clip(residuals, -4 * spread, 4 * spread)
-        squares = clipped**2
-        first = 1.0 / (self.num_outcomes + 1)
-        self._loss += max(0.01, first) * (squares - self._loss)
-        self._variance += max(0.02, first) * (float(squares[self._chosen]) - self._variance)
-        self._recent = [*self._recent[1 - _RECENT :], r]
-        z = r / spread
-        if self._drift.observe(z):
-            self._follow_drift()
-            return 1.0
-        self._num_since_drift += 1
-        is_doubted = self._num_since_drift <= _DOUBTED
-        return 1.0 if abs(z) <= _HUBER or is_doubted else _HUBER / abs(z)
-
-    def _keep_pace(self, r: float) -> None:
-        """Follow the last residuals, and how far off that was."""
-        miss = max(-4 * self.spread, min(r - self._pace, 4 * self.spread))
-        first = 1.0 / (self.num_outcomes + 1)
-        self._pace_variance += max(0.02, first) * (miss**2 - self._pace_variance)
-        self._pace = max(-_MAX_PACE, min(self._pace + _PACE * miss, _MAX_PACE))
-
-    def _follow_drift(self) -> None:
-        shift = float(np.median(self._recent[-_RECENT:]))
-        if abs(shift) < 0.05:
-            return
-        self.num_drifts += 1
-        self._num_since_drift = 0
-        self._equations.rescale(math.exp(shift), keep=_KEPT)
-        self._variance = max(self._variance, 0.1**2)
-        self._theta *= math.exp(shift)
-        self._pace = 0.0
-
-    def _refit(self) -> None:
-        if self.num_outcomes % _REFIT_EVERY == 0 or self.num_outcomes <= 3:
-            for rival in range(len(self._rivals)):
-                self._theta[rival] = self._equations.solve(rival)
+        if self.num_outcomes % _CHOOSE_EVERY == 0:
             self._choose()
-        self._theta[self._chosen] = self._equations.solve(self._chosen)
+
+    def _judge(self, rows: Array, y: float) -> Array:
+        """Compare with what was predicted by all rivals; returns the outcome, less of it where it is too far
+        off to be believed. [rivals]"""
+        predicted, doubt = self._fit.expect(rows, y)
+        misses = np.log(y / predicted)
+        usual = np.sqrt(self._noise + doubt)
+        bounded = np.clip(misses, -_BELIEVED * usual, _BELIEVED * usual)
+        if self.num_outcomes < 3:
+            return np.full(len(rows), y)
+        at, first = self._chosen, 1.0 / (self.num_outcomes + 1)
+        self._loss += max(0.01, first) * (bounded**2 - self._loss)
+        self._variance += max(0.02, first) * (float(bounded[at]) ** 2 - self._variance)
+        own = max(float(bounded[at]) ** 2 - float(doubt[at]), _MIN_SPREAD**2)
+        self._noise += max(0.02, first) * (own - self._noise)
+        self._recent = [*self._recent[1 - _RECENT :], float(misses[at]) + self._fit.pace(at)]
+        if self._drift.observe(float(misses[at] / usual[at])):
+            self.num_drifts += 1
+            size = float(np.median(self._recent))
+            self._fit.shift(size, min(max(_DOUBT, abs(size)), 1.0))
+            return np.full(len(rows), y)
+        bounded_y: Array = predicted * np.exp(bounded)
+        return bounded_y
 
     def _choose(self) -> None:
         """Take a knee only where it explains clearly more; leave it only for a clear gain."""
@@ -194,39 +158,26 @@ class RobustRegression:
             "num_outcomes": self.num_outcomes,
             "num_drifts": self.num_drifts,
             "variance": self._variance,
-            "pace": self._pace,
-            "pace_variance": self._pace_variance,
             "chosen": self._chosen,
-            "theta": self._theta.tolist(),
             "loss": self._loss.tolist(),
-            "recent": list(self._recent),
-            "num_since_drift": self._num_since_drift,
             "drift": self._drift.state(),
-            "equations": self._equations.state(),
+            "fit": self._fit.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`. Raises StateError."""
         try:
-            theta = np.asarray(state["theta"], dtype=np.float64)
             loss = np.asarray(state["loss"], dtype=np.float64)
-            chosen, recent = int(state["chosen"]), [finite("recent", float(r)) for r in state["recent"]]
-            counts = int(state["num_outcomes"]), int(state["num_drifts"]), int(state["num_since_drift"])
+            chosen, counts = int(state["chosen"]), (int(state["num_outcomes"]), int(state["num_drifts"]))
             variance = finite("variance", float(state["variance"]))
-            pace = finite("pace", float(state["pace"]))
-            pace_variance = finite("pace_variance", float(state["pace_variance"]))
             names = tuple(state["coefficients"])
-            drift, equations = state["drift"], state["equations"]
+            drift, fit = state["drift"], state["fit"]
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"regression state: {error}") from error
-        fits = theta.shape == self._theta.shape and loss.shape == self._loss.shape
+        fits = loss.shape == self._loss.shape and bool(np.isfinite(loss).all())
         if not fits or names != self.spec.all_names or not 0 <= chosen < len(self._rivals):
             raise StateError("regression state: it is of another shape")
-        if not (np.isfinite(theta).all() and np.isfinite(loss).all()):
-            raise StateError("regression state: values that are not finite")
         self._drift.load(drift)
-        self._equations.load(equations)
-        self._theta, self._loss, self._chosen = theta, loss, chosen
-        self._recent, self._variance = recent, variance
-        self._pace, self._pace_variance = pace, pace_variance
-        self.num_outcomes, self.num_drifts, self._num_since_drift = counts
+        self._fit.load(fit)
+        self._loss, self._chosen, self._variance = loss, chosen, variance
+        self.num_outcomes, self.num_drifts = counts
