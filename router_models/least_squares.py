@@ -125,7 +125,7 @@ class PacedLeastSquares:
         n = len(self._scales)
         cov = self._cov[rival, :n, :n]
         floor = 1e-9 * float(np.trace(cov)) / n
-        a = np.linalg.inv(cov + floor * np.eye(n))
+        a: Array = np.asarray(np.linalg.inv(cov + floor * np.eye(n)), dtype=np.float64)
         return solve_nonnegative(a, a @ self._mean[rival])
 
     def pace(self, rival: int) -> float:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -35,16 +35,23 @@ class Server:
         settings: Sequence[str] = (),
         on_progress: Callable[[str], object] = lambda _message: None,
         timeout_s: float = START_TIMEOUT_S,
+        env: Mapping[str, str] | None = None,
+        leads_group: bool = False,
     ) -> AsyncIterator[Server]:
-        """Run `specgate serve --port 0` until the block is left. Raises LaunchError."""
+        """Run `specgate serve --port 0` until the block is left. Raises LaunchError.
+
+        `env` replaces the environment; `leads_group` makes it the leader of a process group, with its
+        engine as a member.
+        """
         command = [sys.executable, "-m", "specgate", "serve", "--port", "0"]
         command += ["--config", str(config)] if config else []
         for setting in settings:
             command += ["--set", setting]
         with tempfile.TemporaryFile() as log:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log
-            )
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log,
+                env=env, start_new_session=leads_group,
+            )  # fmt: skip
             try:
                 url = await _ready_url(process, log, on_progress, timeout_s)
                 yield cls(url, process)

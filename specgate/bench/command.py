@@ -206,6 +206,11 @@ def _add_common(parser: argparse.ArgumentParser, out: Path | None) -> None:
     )  # fmt: skip
     add("--share-server", action="store_true", help="one server for all arms: auto then learns from all")
     add(
+        "--lockstep", type=_positive, metavar="SECONDS",
+        help="arms run a slice all at once, this long each in turn, their clocks stopped in between: what"
+        " the machine does for longer than that it does to all of them",
+    )  # fmt: skip
+    add(
         "--imposed", type=_list_of(_share), default=(), metavar="P,P,...",
         help="impose the draft arm's acceptance: chance per position, given that those before were right",
     )  # fmt: skip
@@ -256,6 +261,7 @@ def _options(args: argparse.Namespace, arms: tuple[str, ...]) -> Options:
         timeout_s=args.timeout,
         is_shared=args.share_server,
         imposed=args.imposed,
+        lockstep_s=args.lockstep,
     )
     return Options(
         arms=arms,

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from engine.types import BASELINE
 from specgate.bench.client import DEFAULT_ARM, BenchError, Client, open_session
+from specgate.bench.lockstep import Lockstep, StopClock
 from specgate.clock import Clock
 from specgate.launch import LaunchError, Server
 
@@ -29,6 +30,7 @@ class ServerOptions:
     timeout_s: float = 600.0
     is_shared: bool = False  # one started server for all arms
     imposed: tuple[float, ...] = ()  # acceptance per position of the draft arm
+    lockstep_s: float | None = None  # arms run all at once, this long each in turn; None: one after another
 
     def all_settings(self) -> list[str]:
         """What is set on a server started here, beside its config. The caller's own come last."""
@@ -52,6 +54,7 @@ class Fleet:
     methods: tuple[str, ...] = ()  # loaded speculation methods; empty where the server knows none
     is_specgate: bool = True
     urls: tuple[str, ...] = field(default=())
+    lockstep: Lockstep | None = None
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -74,27 +77,50 @@ async def open_fleet(
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session(options.token, options.timeout_s))
         urls: list[str] = []
+        clocks: list[Clock] = []
+        lockstep = None if options.lockstep_s is None else Lockstep(options.lockstep_s)
+        if lockstep is not None and (options.url is not None or options.is_shared):
+            raise BenchError("lockstep stops one arm's server while another's runs: let it start one per arm")
         for arm in arms:
+            clocks.append(clock)
             if options.url is not None:
                 urls.append(options.url)
             elif urls and options.is_shared:
                 urls.append(urls[0])
+            elif lockstep is None:
+                urls.append((await _start(stack, options, arm, say)).url)
             else:
-                urls.append(await _start(stack, options, arm, say))
-        clients = {arm: Client(session, url, arm, clock) for arm, url in zip(arms, urls, strict=True)}
-        yield await _check(clients, tuple(urls))
+                clocks[-1] = own = stack.enter_context(StopClock())
+                server = await _start(stack, options, arm, say, own)
+                urls.append(server.url)
+                lockstep.add(arm, server.process.pid, own)
+        clients = {
+            arm: Client(session, url, arm, own) for arm, url, own in zip(arms, urls, clocks, strict=True)
+        }
+        yield replace(await _check(clients, tuple(urls)), lockstep=lockstep)
 
 
-async def _start(stack: contextlib.AsyncExitStack, options: ServerOptions, arm: str, say: Say) -> str:
+async def _start(
+    stack: contextlib.AsyncExitStack,
+    options: ServerOptions,
+    arm: str,
+    say: Say,
+    clock: StopClock | None = None,
+) -> Server:
     who = "the server" if options.is_shared else f"the server of {arm}"
     say(f"starting {who}")
     try:
-        server = await stack.enter_async_context(
-            Server.start(options.config, options.all_settings(), on_progress=lambda m: say(f"{who}: {m}"))
+        return await stack.enter_async_context(
+            Server.start(
+                options.config,
+                options.all_settings(),
+                on_progress=lambda m: say(f"{who}: {m}"),
+                env=None if clock is None else clock.environment,
+                leads_group=clock is not None,
+            )
         )
     except LaunchError as error:
         raise BenchError(str(error)) from error
-    return server.url
 
 
 async def _check(clients: Mapping[str, Client], urls: tuple[str, ...]) -> Fleet:

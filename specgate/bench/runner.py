@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 from specgate.bench.client import Client
 from specgate.bench.load import closed_loop, open_loop
+from specgate.bench.lockstep import Lockstep
 from specgate.bench.record import Job, Record, read_answer
 from specgate.bench.workload import Asking, Pool, make_job
 
@@ -74,20 +76,34 @@ def rotated(arms: Sequence[str], by: int) -> list[str]:
 
 
 async def run_slices(
-    slices: Sequence[Slice], clients: Mapping[str, Client], on_turn: Callable[[Slice, str, float], object]
+    slices: Sequence[Slice],
+    clients: Mapping[str, Client],
+    on_turn: Callable[[Slice, str, float], object],
+    lockstep: Lockstep | None = None,
 ) -> Measured:
-    """Every slice under every arm, one at a time. `on_turn` hears slice, arm and seconds after each."""
+    """Every slice under every arm, one at a time or in lockstep. `on_turn` hears slice, arm and seconds
+    after each."""
     samples: list[Sample] = []
     turns: list[Turn] = []
     for number, piece in enumerate(slices):
-        for arm in rotated(list(clients), number):
+
+        async def run(arm: str, piece: Slice = piece) -> None:
             client = clients[arm]
             started_s = client.clock.monotonic()
             answers = await open_loop(piece.jobs, client.ask, client.clock)
             seconds = client.clock.monotonic() - started_s
-            samples += [Sample(piece.cell, piece.name, read_answer(answer, arm)) for answer in answers]
+            samples.extend(Sample(piece.cell, piece.name, read_answer(answer, arm)) for answer in answers)
             turns.append(Turn(piece.cell, arm, seconds))
             on_turn(piece, arm, seconds)
+
+        arms = rotated(list(clients), number)
+        if lockstep is None:
+            for arm in arms:
+                await run(arm)
+        else:
+            async with asyncio.TaskGroup() as group:
+                running = {arm: group.create_task(run(arm)) for arm in arms}
+                await lockstep.take_turns(running)
     return Measured(tuple(samples), tuple(turns))
 
 

@@ -73,7 +73,7 @@ class Bench:
         def on_turn(piece: Slice, arm: str, seconds: float) -> None:
             self.meter.advance(piece.duration_s, f"{piece.cell.name}: {arm} took {seconds:.0f} s")
 
-        measured = await run_slices(slices, self.fleet.clients, on_turn)
+        measured = await run_slices(slices, self.fleet.clients, on_turn, self.fleet.lockstep)
         passed_s = self.clock.monotonic() - started_s
         self.meta["client_cpu_share"] = round((_cpu_s() - cpu_s) / passed_s, 4) if passed_s > 0 else None
         return measured

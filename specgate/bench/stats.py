@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float64]
 
 NUM_RESAMPLES = 2000
-MIN_GROUPS = 10  # with fewer groups than this, requests are resampled one by one
+MIN_GROUPS = 5  # with fewer groups than this, requests are resampled one by one
 
 
 @dataclass(frozen=True, slots=True)

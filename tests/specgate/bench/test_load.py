@@ -8,16 +8,25 @@ import pytest
 
 from specgate.bench.load import closed_loop, open_loop
 from specgate.bench.record import Job, RawAnswer
-from specgate.clock import FakeClock
+from specgate.clock import FakeClock, SystemClock
 
 
 def jobs(*arrivals: float) -> list[Job]:
     return [Job(f"j{i}", "p", "chat", "completions", {}, at_s) for i, at_s in enumerate(arrivals)]
 
 
+class JumpingClock(SystemClock):
+    """The machine's clock, put forward."""
+
+    jumped_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.jumped_s
+
+
 async def test_an_open_loop_never_waits_for_answers() -> None:
     """No request is answered before the last one was sent: a loop that waited would never end."""
-    clock = FakeClock()
+    clock = SystemClock()
     num_sent, all_sent = 0, asyncio.Event()
 
     async def ask(job: Job, due_s: float) -> RawAnswer:
@@ -35,18 +44,18 @@ async def test_an_open_loop_never_waits_for_answers() -> None:
 
 async def test_a_client_that_falls_behind_does_not_move_the_schedule() -> None:
     """Coordinated omission: time lost while sending counts against the requests that were due."""
-    clock = FakeClock()
+    clock = JumpingClock()
 
     async def ask(job: Job, due_s: float) -> RawAnswer:
         answer = RawAnswer(job, due_s, sent_s=clock.monotonic())
         if job.id == "j0":
-            clock.advance(1.0)  # the whole client stands still
+            clock.jumped_s = 1.0  # the whole client stands still
         return answer
 
     answers = await open_loop(jobs(0.0, 0.01, 0.02, 0.029), ask, clock)
     due = [answer.due_s for answer in answers]
     assert [at_s - due[0] for at_s in due] == pytest.approx([0.0, 0.01, 0.02, 0.029])
-    assert [answer.sent_s for answer in answers[1:]] == pytest.approx([1.0] * 3)
+    assert all(answer.sent_s - due[0] >= 1.0 for answer in answers[1:])
 
 
 async def test_arrivals_are_sent_in_order_of_time() -> None:
@@ -56,7 +65,7 @@ async def test_arrivals_are_sent_in_order_of_time() -> None:
         sent.append(job.id)
         return RawAnswer(job, due_s)
 
-    await open_loop(jobs(0.004, 0.0, 0.002), ask, FakeClock())
+    await open_loop(jobs(0.004, 0.0, 0.002), ask, SystemClock())
     assert sent == ["j1", "j2", "j0"]
 
 
