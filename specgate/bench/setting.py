@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,12 @@ async def open_bench(options: Options, clock: Clock, meter: Meter) -> AsyncItera
 async def _warm(bench: Bench) -> None:
     options, fleet = bench.options, bench.fleet
     for arm, client in fleet.clients.items():
-        if options.server.imposed:  # all arms hear every prompt once: prefix caches are equally warm
+        if options.server.imposed:
             bench.meter.say(f"{arm}: reading the answers whose acceptance will be imposed")
-            await _teach(client, bench)
+            await _read_all(client, bench, {})
+        else:
+            bench.meter.say(f"{arm}: reading the prompts")
+            await _read_all(client, bench, {"max_tokens": 1})
         bench.meter.say(f"warming up {arm}")
         jobs = endless_jobs("warm-up", bench.pool, options.askings()[0], options.seed)
         records = await warm_up(client, jobs, options.warmup_s)
@@ -121,10 +124,14 @@ async def _warm(bench: Bench) -> None:
             raise BenchError(f"every request of the warm-up of {arm} failed: {records[0].error}")
 
 
-async def _teach(client: Client, bench: Bench) -> None:
-    """A drafter that hears an answer for the first time drafts nothing: of that nothing is learned."""
-    teacher = client.under(DRAFT if client.arm in (AUTO, DRAFT) else client.arm)
-    askings = bench.options.askings()
-    for record in await ask_all(teacher, bench.pool, askings, {"specgate": {"learn": False}}):
+async def _read_all(client: Client, bench: Bench, extra: Mapping[str, Any]) -> None:
+    """Every arm hears every prompt once, so that prefix caches are equally warm and past outputs equally
+    known. A drafter of imposed acceptance drafts nothing when it hears an answer for the first time:
+    of that nothing is learned."""
+    options, reader = bench.options, client
+    if options.server.imposed:
+        reader = client.under(DRAFT if client.arm in (AUTO, DRAFT) else client.arm)
+    extra = {"specgate": {"learn": False}, **extra} if bench.fleet.is_specgate else extra
+    for record in await ask_all(reader, bench.pool, options.askings(), extra):
         if not record.is_ok:
-            raise BenchError(f"the answer to {record.prompt_id} cannot be learned: {record.error}")
+            raise BenchError(f"the prompt {record.prompt_id} cannot be read: {record.error}")
