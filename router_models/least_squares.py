@@ -12,10 +12,12 @@ from router_models.base import StateError
 
 Array = NDArray[np.float64]
 MAX_PACE = 0.7  # of its logarithm
-_PACE_KEPT = 0.99  # from one outcome to the next
+_PACE_KEPT = 0.95  # from one outcome to the next
 _PACE_MOVES = 0.3  # from one outcome to the next, in spreads of an outcome
+_MOST_OF_SPREAD = 0.1  # outcomes that scatter more do so by themselves: the machine's pace does not
+_THETA_MOVES = 3.0  # spreads, in `memory` outcomes
 _LEAST = 1e-3  # of a typical outcome: nothing predicted is smaller
-_FIRST_DOUBT = 10.0  # times the first outcome
+_FIRST_DOUBT = 100.0  # times the first outcome
 
 
 def solve_nonnegative(a: Array, b: Array) -> Array:
@@ -59,7 +61,7 @@ class PacedLeastSquares:
     pace is free to move from outcome to outcome and falls back to 0; theta hardly moves. So what slows
     all work alike for some seconds is the pace, and what tells kinds of work apart, one right after
     the other, is theta. Where work is all alike nothing moves what is known of other work: doubt about it
-    only grows, at `1 / memory` per outcome.
+    only grows, by three spreads in `memory` outcomes.
 
     Regressors are divided by `scales` so that all are of order one.
     """
@@ -67,7 +69,7 @@ class PacedLeastSquares:
     def __init__(self, num_rivals: int, scales: Sequence[float], memory: float) -> None:
         self._scales: Array = np.asarray(scales, dtype=np.float64)
         n = len(self._scales)
-        self._fade = 1.0 / memory
+        self._fade = _THETA_MOVES / memory
         self._mean: Array = np.zeros((num_rivals, n))
         self._pace: Array = np.zeros(num_rivals)
         self._cov: Array = np.zeros((num_rivals, n + 1, n + 1))
@@ -113,7 +115,7 @@ class PacedLeastSquares:
         self._pace *= _PACE_KEPT
         self._cov[:, n, :] *= _PACE_KEPT
         self._cov[:, :, n] *= _PACE_KEPT
-        self._cov[:, n, n] += (_PACE_MOVES * spread) ** 2
+        self._cov[:, n, n] += (_PACE_MOVES * min(spread, _MOST_OF_SPREAD)) ** 2
         self._doubt_more(spread * self._fade)
 
     def _doubt_more(self, share: float) -> None:
