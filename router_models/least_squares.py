@@ -15,7 +15,8 @@ MAX_PACE = 0.7  # of its logarithm
 _PACE_KEPT = 0.95  # from one outcome to the next
 _PACE_MOVES = 0.3  # from one outcome to the next, in spreads of an outcome
 _MOST_OF_SPREAD = 0.1  # outcomes that scatter more do so by themselves: the machine's pace does not
-_THETA_MOVES = 3.0  # spreads, in `memory` outcomes
+_SCALE_MOVES = 0.015  # of all coefficients together, from one outcome to the next
+_THETA_MOVES = 1.0  # spreads of each by itself, in `memory` outcomes
 _LEAST = 1e-3  # of a typical outcome: nothing predicted is smaller
 _FIRST_DOUBT = 100.0  # times the first outcome
 
@@ -58,10 +59,10 @@ class PacedLeastSquares:
     """`y = exp(s) * x' theta` for several rival regressions (the leading axis) over the same outcomes.
 
     A Kalman filter (Kalman 1960) over theta and `s`, the logarithm of the machine's present pace. The
-    pace is free to move from outcome to outcome and falls back to 0; theta hardly moves. So what slows
-    all work alike for some seconds is the pace, and what tells kinds of work apart, one right after
-    the other, is theta. Where work is all alike nothing moves what is known of other work: doubt about it
-    only grows, by three spreads in `memory` outcomes.
+    pace is free to move from outcome to outcome and falls back to 0; theta moves slowly as a whole and
+    hardly in its parts. So what slows all work alike is the pace for some seconds, then theta's scale;
+    what tells kinds of work apart, one right after the other, is theta's shape. Where work is all alike
+    nothing moves the shape: doubt about it only grows, by a spread in `memory` outcomes.
 
     Regressors are divided by `scales` so that all are of order one.
     """
@@ -116,6 +117,7 @@ class PacedLeastSquares:
         self._cov[:, n, :] *= _PACE_KEPT
         self._cov[:, :, n] *= _PACE_KEPT
         self._cov[:, n, n] += (_PACE_MOVES * min(spread, _MOST_OF_SPREAD)) ** 2
+        self._cov[:, :n, :n] += _SCALE_MOVES**2 * self._mean[:, :, None] * self._mean[:, None, :]
         self._doubt_more(spread * self._fade)
 
     def _doubt_more(self, share: float) -> None:
