@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ _PACE_MOVES = 0.3  # from one outcome to the next, in spreads of an outcome
 _MOST_OF_SPREAD = 0.1  # outcomes that scatter more do so by themselves: the machine's pace does not
 _SCALE_MOVES = 0.015  # of all coefficients together, from one outcome to the next
 _THETA_MOVES = 1.0  # spreads of each by itself, in `memory` outcomes
+_LEAST_SHARE = 0.02  # of a typical outcome: no coefficient's part is taken to be smaller when it is doubted
 _LEAST = 1e-3  # of a typical outcome: nothing predicted is smaller
 _FIRST_DOUBT = 100.0  # times the first outcome
 
@@ -118,11 +120,15 @@ class PacedLeastSquares:
         self._cov[:, :, n] *= _PACE_KEPT
         self._cov[:, n, n] += (_PACE_MOVES * min(spread, _MOST_OF_SPREAD)) ** 2
         self._cov[:, :n, :n] += _SCALE_MOVES**2 * self._mean[:, :, None] * self._mean[:, None, :]
-        self._doubt_more(spread * self._fade)
+        self._doubt_more(spread * self._fade, most=1.0)
 
-    def _doubt_more(self, share: float) -> None:
+    def _doubt_more(self, share: float, most: float = math.inf) -> None:
+        """Widen what is known of each coefficient by `share` of its size, where it is not in doubt by `most`
+        of that already."""
         n = len(self._scales)
-        self._cov[:, range(n), range(n)] += share**2 * (self._mean**2 + (0.02 * self._typical) ** 2)
+        size = self._mean**2 + (_LEAST_SHARE * self._typical) ** 2
+        is_known = self._cov[:, range(n), range(n)] < most**2 * size
+        self._cov[:, range(n), range(n)] += np.where(is_known, share**2 * size, 0.0)
 
     def _nearest(self, rival: int) -> Array:
         """The non-negative coefficients that are likeliest."""
