@@ -45,5 +45,7 @@ class PageHinkley:
         try:
             self._up = finite("up", float(state["up"]))
             self._down = finite("down", float(state["down"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StateError(f"drift state: {error}") from error
+        if min(self._up, self._down) < 0:
+            raise StateError("drift state: a sum is below 0")

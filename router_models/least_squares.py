@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from router_models.base import StateError
 
 Array = NDArray[np.float64]
-MAX_PACE = 0.7  # of its logarithm
+_MAX_PACE = 0.7  # of its logarithm
 _PACE_KEPT = 0.95  # from one outcome to the next
 _PACE_MOVES = 0.3  # from one outcome to the next, in spreads of an outcome
 _MOST_OF_SPREAD = 0.1  # outcomes that scatter more do so by themselves: the machine's pace does not
 _SCALE_MOVES = 0.015  # of all coefficients together, from one outcome to the next
-_THETA_MOVES = 1.0  # spreads of each by itself, in `memory` outcomes
 _LEAST_SHARE = 0.02  # of a typical outcome: no coefficient's part is taken to be smaller when it is doubted
 _LEAST = 1e-3  # of a typical outcome: nothing predicted is smaller
 _FIRST_DOUBT = 100.0  # times the first outcome
@@ -64,7 +63,8 @@ class PacedLeastSquares:
     pace is free to move from outcome to outcome and falls back to 0; theta moves slowly as a whole and
     hardly in its parts. So what slows all work alike is the pace for some seconds, then theta's scale;
     what tells kinds of work apart, one right after the other, is theta's shape. Where work is all alike
-    nothing moves the shape: doubt about it only grows, by a spread in `memory` outcomes.
+    nothing moves the shape: doubt about it only grows, as a random walk with steps of a spread divided by
+    `memory`. Where work differs, about `memory` outcomes are remembered.
 
     Regressors are divided by `scales` so that all are of order one.
     """
@@ -72,7 +72,7 @@ class PacedLeastSquares:
     def __init__(self, num_rivals: int, scales: Sequence[float], memory: float) -> None:
         self._scales: Array = np.asarray(scales, dtype=np.float64)
         n = len(self._scales)
-        self._fade = _THETA_MOVES / memory
+        self._fade = 1.0 / memory
         self._mean: Array = np.zeros((num_rivals, n))
         self._pace: Array = np.zeros(num_rivals)
         self._cov: Array = np.zeros((num_rivals, n + 1, n + 1))
@@ -85,7 +85,12 @@ class PacedLeastSquares:
             return np.full(len(x), first), np.zeros(len(x))
         mean, h = self._observed(x)
         size = np.maximum(mean, _LEAST * self._typical)
-        return size, np.einsum("ci,cij,cj->c", h, self._cov, h) / size**2
+        return size, self._along(h) / size**2
+
+    def _along(self, h: Array) -> Array:
+        """Variance of what is predicted. [rivals] Never below 0, as rounding could have it."""
+        variance: Array = np.maximum(np.einsum("ci,cij,cj->c", h, self._cov, h), 0.0)
+        return variance
 
     def _observed(self, x: Array) -> tuple[Array, Array]:
         """Predicted outcomes [rivals], and their derivative by theta and the pace [rivals, n + 1]."""
@@ -103,11 +108,12 @@ class PacedLeastSquares:
         self._typical += 0.05 * (float(y[0]) - self._typical)
         mean, h = self._observed(x)
         gain = np.einsum("cij,cj->ci", self._cov, h)
-        variance = np.einsum("ci,ci->c", h, gain) + (spread * np.maximum(mean, 0.1 * y)) ** 2
+        variance = self._along(h) + (spread * np.maximum(mean, 0.1 * y)) ** 2
         step = gain * ((y - mean) / variance)[:, None]
         self._mean += step[:, :n]
-        self._pace = np.clip(self._pace + step[:, n], -MAX_PACE, MAX_PACE)
+        self._pace = np.clip(self._pace + step[:, n], -_MAX_PACE, _MAX_PACE)
         self._cov -= gain[:, :, None] * gain[:, None, :] / variance[:, None, None]
+        self._cov = (self._cov + self._cov.transpose(0, 2, 1)) / 2  # but for rounding it is symmetric anyway
         for rival in np.flatnonzero((self._mean < 0).any(axis=1)):
             self._mean[rival] = self._nearest(int(rival))
         self._drift(spread)
@@ -134,8 +140,8 @@ class PacedLeastSquares:
         """The non-negative coefficients that are likeliest."""
         n = len(self._scales)
         cov = self._cov[rival, :n, :n]
-        floor = 1e-9 * float(np.trace(cov)) / n
-        a: Array = np.asarray(np.linalg.inv(cov + floor * np.eye(n)), dtype=np.float64)
+        floor = np.diag(1e-12 * np.diagonal(cov))
+        a: Array = np.asarray(np.linalg.inv(cov + floor), dtype=np.float64)
         return solve_nonnegative(a, a @ self._mean[rival])
 
     def pace(self, rival: int) -> float:
@@ -159,6 +165,7 @@ class PacedLeastSquares:
         n = len(self._scales)
         factor = np.exp(size)
         self._mean *= factor
+        self._typical *= float(factor)
         self._cov[:, :n, :] *= factor
         self._cov[:, :, :n] *= factor
         self._pace[:] = 0.0
@@ -184,4 +191,12 @@ class PacedLeastSquares:
         fits = all(a.shape == b.shape for a, b in zip((mean, pace, cov), own, strict=True))
         if not fits or not all(np.isfinite(a).all() for a in (mean, pace, cov, typical)):
             raise StateError(f"least-squares state: shapes {mean.shape}, {cov.shape} or values do not fit")
+        if typical < 0 or (mean < 0).any() or (np.abs(pace) > _MAX_PACE).any():
+            raise StateError("least-squares state: a cost below 0, or a pace out of bounds")
+        cov = (cov + cov.transpose(0, 2, 1)) / 2
+        spectrum = np.linalg.eigvalsh(cov)
+        if (spectrum[:, 0] < -1e-9 * spectrum[:, -1]).any():
+            raise StateError("least-squares state: cov is no covariance")
+        if typical > 0 and (np.diagonal(cov, axis1=1, axis2=2)[:, :-1] <= 0).any():
+            raise StateError("least-squares state: a cost without any doubt")
         self._mean, self._pace, self._cov, self._typical = mean, pace, cov, typical

@@ -119,7 +119,7 @@ class RobustRegression:
 
     def _judge(self, rows: Array, y: float) -> Array:
         """Compare with what was predicted by all rivals; returns the outcome, less of it where it is too far
-        off to be believed. [rivals]"""
+        off to be believed. [rivals] Rescales the model where it has drifted."""
         predicted, doubt = self._fit.expect(rows, y)
         misses = np.log(y / predicted)
         usual = np.sqrt(self._noise + doubt)
@@ -136,7 +136,12 @@ class RobustRegression:
             self.num_drifts += 1
             size = float(np.median(self._recent))
             self._fit.shift(size, min(max(_DOUBT, abs(size)), 1.0))
-            return np.full(len(rows), y)
+            # What was missed before was the model's fault, not the outcomes' own scatter.
+            self._noise = min(self._noise, _FIRST_SPREAD**2)
+            self._variance = min(self._variance, _FIRST_SPREAD**2)
+            predicted, doubt = self._fit.expect(rows, y)
+            usual = np.sqrt(self._noise + doubt)
+            bounded = np.clip(np.log(y / predicted), -_BELIEVED * usual, _BELIEVED * usual)
         bounded_y: Array = predicted * np.exp(bounded)
         return bounded_y
 
@@ -158,6 +163,8 @@ class RobustRegression:
             "num_outcomes": self.num_outcomes,
             "num_drifts": self.num_drifts,
             "variance": self._variance,
+            "noise": self._noise,
+            "recent": list(self._recent),
             "chosen": self._chosen,
             "loss": self._loss.tolist(),
             "drift": self._drift.state(),
@@ -169,15 +176,19 @@ class RobustRegression:
         try:
             loss = np.asarray(state["loss"], dtype=np.float64)
             chosen, counts = int(state["chosen"]), (int(state["num_outcomes"]), int(state["num_drifts"]))
-            variance = finite("variance", float(state["variance"]))
+            variance, noise = (finite(name, float(state[name])) for name in ("variance", "noise"))
+            recent = [finite("recent", float(r)) for r in state["recent"]]
             names = tuple(state["coefficients"])
             drift, fit = state["drift"], state["fit"]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StateError(f"regression state: {error}") from error
+        if min(variance, noise, *counts) < 0 or len(recent) > _RECENT or (loss < 0).any():
+            raise StateError("regression state: a count, a variance or a loss is below 0")
         fits = loss.shape == self._loss.shape and bool(np.isfinite(loss).all())
         if not fits or names != self.spec.all_names or not 0 <= chosen < len(self._rivals):
             raise StateError("regression state: it is of another shape")
         self._drift.load(drift)
         self._fit.load(fit)
         self._loss, self._chosen, self._variance = loss, chosen, variance
+        self._noise, self._recent = noise, recent
         self.num_outcomes, self.num_drifts = counts

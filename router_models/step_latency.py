@@ -29,7 +29,7 @@ from router_models.types import (
     StepTiming,
 )
 
-_KIND, _VERSION = "step_latency", 4
+_KIND, _VERSION = "step_latency", 5
 
 DECODE = RegressionSpec(
     names=("c0", "c_seq", "c_tok", "c_kv", "c_sample"),

@@ -75,7 +75,9 @@ async def open_fleet(
 ) -> AsyncIterator[Fleet]:
     """Start (or find) the servers and check that they know the arms. Raises BenchError."""
     async with contextlib.AsyncExitStack() as stack:
-        session = await stack.enter_async_context(open_session(options.token, options.timeout_s))
+        # Timeouts are the machine's seconds: in lockstep an arm has its share of them.
+        timeout_s = options.timeout_s * (1 if options.lockstep_s is None else len(arms))
+        session = await stack.enter_async_context(open_session(options.token, timeout_s))
         urls: list[str] = []
         clocks: list[Clock] = []
         lockstep = None if options.lockstep_s is None else Lockstep(options.lockstep_s)

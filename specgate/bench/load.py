@@ -20,7 +20,7 @@ async def open_loop(jobs: Sequence[Job], ask: Ask, clock: Clock) -> list[RawAnsw
         for job in sorted(jobs, key=lambda job: job.arrival_s):
             due_s = start_s + job.arrival_s
             while (delay_s := due_s - clock.monotonic()) > 0:  # noqa: ASYNC110
-                await asyncio.sleep(delay_s)  # again where the clock was stopped
+                await asyncio.sleep(max(delay_s, 0.001))  # again where the clock was stopped
             running.append(group.create_task(_to_end(ask, job, due_s)))
     return [task.result() for task in running]
 

@@ -61,7 +61,7 @@ class StopClock:
         return time.time()
 
     def stop(self) -> None:
-        """Stand still. To be called once the processes have stopped."""
+        """Stand still. To be called right after the processes were told to stop."""
         if self._since_s is None:
             self._since_s = time.perf_counter()
 

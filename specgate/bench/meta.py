@@ -57,6 +57,7 @@ async def describe(
         "servers": {
             "url": options.url,
             "one_per_arm": not fleet.is_shared,
+            "lockstep_s": options.lockstep_s,
             "settings": list(options.settings),
         },
         "imposed_acceptance": list(options.imposed) or None,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from router_models.base import StateError
 from router_models.drift import PageHinkley
 from router_models.least_squares import solve_nonnegative
 from router_models.step_latency import StepLatency
@@ -201,3 +204,60 @@ def test_slow_seconds_change_the_pace_and_not_what_tells_work_apart() -> None:
         ratio = model.predict_one(drafted).seconds / model.predict_one(plain).seconds
         assert ratio == pytest.approx(truth, rel=0.12)
     assert model.num_drifts <= 3
+
+
+def test_a_restored_model_goes_on_as_the_one_it_was_made_from() -> None:
+    rng, model = np.random.default_rng(9), StepLatency()
+    errors(model, lambda: step(rng, noise=0.15), 300)
+    copy = StepLatency.from_state(json.loads(json.dumps(model.state())))
+    for _ in range(100):
+        x, y = step(rng, noise=0.15)
+        assert copy.predict_one(x) == model.predict_one(x)
+        model.learn_one(x, y)
+        copy.learn_one(x, y)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("fit", "cov", 0, 0, 0), -1.0),
+        (("fit", "cov", 0, 0, 1), 1e9),
+        (("fit", "mean", 0, 0), -1e-3),
+        (("fit", "pace", 0), 700.0),
+        (("fit", "typical"), -1.0),
+        (("num_outcomes",), float("inf")),
+        (("num_outcomes",), -1),
+        (("noise",), -0.1),
+        (("recent",), [0.0] * 50),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(path: tuple[Any, ...], value: Any) -> None:
+    rng, model = np.random.default_rng(10), StepLatency()
+    errors(model, lambda: step(rng), 100)
+    state: Any = json.loads(json.dumps(model.state()))
+    place = state["decode"]
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    with pytest.raises(StateError):
+        StepLatency.from_state(state)
+
+
+def test_a_first_step_a_thousand_times_too_slow_is_got_over() -> None:
+    """Pages that had to be read, kernels that had to be compiled."""
+    rng, model = np.random.default_rng(11), StepLatency()
+    x, y = step(rng)
+    model.learn_one(x, StepTiming(1000 * y.seconds, y.draft_s))
+    errors(model, lambda: step(rng), 200)
+    assert np.mean(errors(model, lambda: step(rng), 100)) < 0.06
+
+
+def test_doubt_stays_bounded_however_long_all_work_is_alike() -> None:
+    rng, model = np.random.default_rng(12), StepLatency()
+    errors(model, lambda: step(rng), 200)
+    alike, other = StepFeatures(4, 12, 2000), StepFeatures(16, 16, 20000)
+    for _ in range(20_000):
+        model.learn_one(alike, StepTiming(0.045 * float(np.exp(0.05 * rng.normal()))))
+    found = model.predict_one(other)
+    assert 0 < found.spread_s < 2 * found.seconds
+    StepLatency.from_state(json.loads(json.dumps(model.state())))  # still a covariance
