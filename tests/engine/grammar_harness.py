@@ -19,7 +19,7 @@ from engine.models.tiny import tiny_model
 from engine.models.tiny_files import tiny_tokenizer
 from engine.spec.drafter import Drafter
 from engine.spec.planner import FollowAssignment, SpecPlanner
-from engine.types import GrammarSpec, SchemaSource
+from engine.types import GrammarSpec, SamplingParams, SchemaSource
 from tests.engine.harness import reference_logits
 
 EOS = 2
@@ -86,3 +86,23 @@ def reference_greedy(prompt_ids: Sequence[int], spec: GrammarSpec, num_tokens: i
         if output[-1] == EOS:
             break
     return output
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=160)
+CALL = (
+    'start: text | calls\ntext: TEXT\nTEXT: /(.|\\n)*/\ntrigger[lazy]: TEXT "e"\n'
+    'calls: trigger "{\\"name\\": \\"f\\", \\"arguments\\": " @schema_0 "}"'
+)
+SPECS = {
+    "person": json_grammar(PERSON),
+    "numbers": json_grammar({"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 6}),
+    "choice": GrammarSpec('start: ("red" | "green" | "blue") /[0-9]{2}/ ("!" | "?"){3}'),
+    "call": GrammarSpec(CALL, (SchemaSource('{"enum": ["abc", "abd", 17]}', "tools"),)),
+}
+PROMPTS = {name: encode(f"the string in the ring {name}") for name in SPECS}
+
+
+@cache
+def greedy_answers() -> dict[str, list[int]]:
+    """Each spec's greedy answer, decoded without the engine."""
+    return {name: reference_greedy(PROMPTS[name], spec, GREEDY.max_tokens) for name, spec in SPECS.items()}
