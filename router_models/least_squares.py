@@ -87,6 +87,13 @@ class PacedLeastSquares:
         size = np.maximum(mean, _LEAST * self._typical)
         return size, self._along(h) / size**2
 
+    def doubt(self, rival: int, x: Array) -> float:
+        """Variance of what one rival predicts at the present pace, without the outcome's own. x [n]"""
+        u = x / self._scales
+        pace = math.exp(self._pace[rival])
+        h = np.append(pace * u, pace * float(u @ self._mean[rival]))
+        return max(float(h @ self._cov[rival] @ h), 0.0)
+
     def _along(self, h: Array) -> Array:
         """Variance of what is predicted. [rivals] Never below 0, as rounding could have it."""
         variance: Array = np.maximum(np.einsum("ci,cij,cj->c", h, self._cov, h), 0.0)
@@ -152,12 +159,6 @@ class PacedLeastSquares:
         """The coefficients of one rival at the usual pace, in units of y per unit of x. [n]"""
         theta: Array = self._mean[rival] / self._scales
         return theta
-
-    def doubt(self, rival: int, x: Array) -> float:
-        """Variance of `x' theta`."""
-        u = x / self._scales
-        n = len(u)
-        return max(float(u @ self._cov[rival, :n, :n] @ u), 0.0)
 
     def shift(self, size: float, doubt: float) -> None:
         """All outcomes are `exp(size)` times as large from now on, and every coefficient is in doubt by

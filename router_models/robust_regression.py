@@ -101,7 +101,7 @@ class RobustRegression:
         """Mean and standard deviation of y."""
         row = self.expand(x, self.knee)
         mean = float(row @ self.coefficients_now())
-        return mean, math.sqrt((self.spread * mean) ** 2 + self._fit.doubt(self._chosen, row))
+        return mean, math.sqrt(self._noise * mean**2 + self._fit.doubt(self._chosen, row))
 
     def observe(self, x: Sequence[float], y: float) -> None:
         """Take in one outcome. Raises ValueError, unchanged, for values that are no measurement."""

@@ -85,15 +85,15 @@ def _faults(args: argparse.Namespace) -> Iterator[str]:
     """Options that miss another, or that would do nothing."""
     if args.url is not None:
         started = {"--config": args.config, "--set": args.settings, "--imposed": args.imposed,
-                   "--share-server": args.share_server}  # fmt: skip
+                   "--share-server": args.share_server, "--lockstep": args.lockstep}  # fmt: skip
         yield from (
             f"{name} is for servers started here: leave out --url" for name in started if started[name]
         )
     if args.lockstep is not None:
-        if args.url is not None or args.share_server:
-            yield "--lockstep stops one arm's server while another's runs: it needs one started per arm"
+        if args.share_server:
+            yield "--lockstep stops one arm's server while another's runs: leave out --share-server"
         if args.bench == "run" or len(args.arms) < 2:
-            yield "--lockstep is for several arms"
+            yield "--lockstep is for several arms: there is one"
     if args.bench == "run" and args.find_concurrency:
         if args.slo_ttft_ms is None and args.slo_tpot_ms is None:
             yield "--find-concurrency needs --slo-ttft-ms, --slo-tpot-ms or both"

@@ -120,12 +120,11 @@ async def test_an_alert_rings_when_speculation_is_slow_and_the_guards_only_obser
         ):
             for number in range(10):  # the rules want to have seen the draft model's acceptance
                 await ask(client, number, "draft")
-            asking = asyncio.create_task(keep_asking(client))
-            try:
+            async with asyncio.TaskGroup() as group:
+                asking = group.create_task(keep_asking(client))
                 # by what drafts cost the engine, and by the policy's own requests beside controls
                 await until_firing(found, "SpecgateSpeculationSlower", seen_by="engine_time")
                 ringing = await until_firing(found, "SpecgateSpeculationSlower", policy="draft")
-            finally:
                 asking.cancel()
             state = (await client.get("/admin/state")).json()
     assert ringing["labels"]["severity"] == "page"

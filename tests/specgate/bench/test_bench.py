@@ -102,6 +102,36 @@ def test_the_report_says_what_was_asked(swept: Path) -> None:
     assert set(document["latency_model"]) >= {"r2", "mape"}
 
 
+def test_arms_in_lockstep_answer_all_requests_and_leave_no_server_behind(folder: Path) -> None:
+    """The servers are stopped and continued many times a second; nothing is lost by it."""
+    out = folder / "lockstep"
+    code = main(
+        ["bench", "sweep", "--config", str(folder / "c.yaml"), "--arms", "auto,baseline,ngram", *QUICK,
+         "--lockstep", "0.05", "--fractions", "0.5", "--duration", "1", "--slice", "0.5", "--records",
+         "--out", str(out)]
+    )  # fmt: skip
+    assert code == 0
+    document = load(out)
+    assert document["meta"]["servers"]["lockstep_s"] == 0.05
+    assert {row["arm"]: row["errors"] for row in document["rows"]} == {"auto": 0, "baseline": 0, "ngram": 0}
+    assert len({row["n"] for row in document["rows"]}) == 1
+    assert all(row["identical_to_baseline"] is not False for row in document["rows"])
+    assert _servers(folder / "c.yaml") == set()
+
+
+def _servers(config: Path) -> set[str]:
+    """Processes with this configuration, running or stopped, by number."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended
+            continue
+        if str(config).encode() in words:
+            found.add(entry.name)
+    return found
+
+
 class _Tags(HTMLParser):
     """Checks that tags are closed in order; collects what would be fetched."""
 
@@ -291,6 +321,13 @@ async def test_what_cannot_be_measured_is_refused_in_one_sentence(
         (["replay", "--shift", "--stretch", "2"], "--stretch does nothing with --shift"),
         (["replay", "--trace", "t", "--capacity", "2"], "does nothing with a trace"),
         (["replay", "--trace", "t", "--sampling", "greedy,top_p"], "one --sampling at a time"),
+        (
+            ["sweep", "--url", "http://127.0.0.1:9", "--lockstep", "1"],
+            "--lockstep is for servers started here",
+        ),
+        (["sweep", "--share-server", "--lockstep", "1"], "leave out --share-server"),
+        (["sweep", "--arms", "auto", "--lockstep", "1"], "for several arms"),
+        (["run", "--lockstep", "1"], "for several arms"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(

@@ -9,10 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from specgate.bench.client import BenchError
-from specgate.bench.fleet import ServerOptions, open_fleet
 from specgate.bench.lockstep import Lockstep, StopClock
-from specgate.clock import SystemClock
 
 TELL = "import sys, time\nfor line in sys.stdin: print(time.perf_counter(), time.monotonic(), flush=True)"
 
@@ -73,10 +70,3 @@ async def test_a_process_tells_the_time_of_its_clock_and_stops_are_left_out(two:
     assert sum(own) <= passed_s * 1.5  # one at a time, but for the end
     for told in two:  # and all go on afterwards
         await told.ask()
-
-
-async def test_servers_that_are_not_ours_to_stop_are_refused() -> None:
-    options = ServerOptions(url="http://127.0.0.1:9", lockstep_s=0.2)
-    with pytest.raises(BenchError, match="lockstep stops one arm's server while another's runs"):
-        async with open_fleet(options, ("auto", "baseline"), SystemClock(), lambda _text: None):
-            pass
