@@ -67,9 +67,10 @@ def main() -> None:
             ratios.append(ratio(model))
         ratios.sort()
         low, high = ratios[len(ratios) // 10], ratios[9 * len(ratios) // 10]
+        error = sum(errors) / len(errors)
         print(
-            f"up to {most:.1f} times slower: ratio {low:.2f} to {high:.2f},"
-            f" MAPE {sum(errors) / len(errors):.1%} (noise alone {math.sqrt(2 / math.pi) * NOISE:.1%}), {model.num_drifts} drift alarms"
+            f"up to {most:.1f} times slower: ratio {low:.2f} to {high:.2f}, MAPE {error:.1%}"
+            f" (noise alone {math.sqrt(2 / math.pi) * NOISE:.1%}), {model.num_drifts} drift alarms"
         )
 
 
