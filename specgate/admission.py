@@ -2,7 +2,9 @@
 
 A bounded queue per model, counted in answers: a request for `n` answers takes n of the slots (all
 of them, if n is more than there are). Who is next says `fair_queue`. Whoever cannot be served in
-time is told at once, not after having waited.
+time is told at once, not after having waited. While some are turned away, the others are let in to
+keep the slots busy, and no longer to wait as well: a queue is for bursts, and one that stands adds
+to what answers take without more of them (Nichols and Jacobson, "Controlling queue delay", 2012).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from specgate.turnstile import Turnstile
 
 _MAX_RETRY_AFTER_S = 60
 _RESERVE = 4  # one part in so many of the queue is for keys with nothing waiting
+_STANDING = 0.3  # of the wait that may be added to an answer, while others are turned away
 _NO_LIMITS = KeyLimits()
 
 
@@ -65,6 +68,7 @@ class Admission:
         self._used_by: dict[str, int] = {}  # key -> answers running
         self.num_running = 0  # requests admitted and not finished
         self._pace = Pace(clock)
+        self._crowded_until_s = -math.inf  # since the last that was turned away no answer's time has passed
         self._turnstile = Turnstile()
 
     @property
@@ -145,13 +149,16 @@ class Admission:
         room = self._config.max_queue
         if own and self._has_many_keys():
             room -= room // _RESERVE
+        most_s = self._most_s()
         problem: TooManyRequests | None = None
         if limits.max_queue is not None and own >= limits.max_queue:
             problem = TooManyRequests(f"This key has {own} requests waiting, as many as it may.")
         elif num_waiting >= room:
             problem = TooManyRequests(f"The queue is full: {num_waiting} requests are waiting.")
-        elif wait_s is not None and wait_s > min(who.patience_s, self._most_s()):
+        elif wait_s is not None and wait_s > min(who.patience_s, most_s):
             problem = QueueTooSlow(f"There would be {wait_s:.1f} s to wait, which is too long.")
+            if wait_s > most_s:
+                self._crowded_until_s = self._clock.monotonic() + (self._pace.mean_s or 0.0)
         if problem is not None:
             problem.retry_after_s = _retry_after_s(wait_s)
         return problem
@@ -160,6 +167,8 @@ class Admission:
         """For how long anybody may wait."""
         ratio, mean_s = self._config.max_wait_ratio, self._pace.mean_s
         relative = math.inf if ratio is None or mean_s is None else ratio * mean_s
+        if self._clock.monotonic() < self._crowded_until_s:
+            relative *= _STANDING
         return min(relative, self._config.max_wait_s or math.inf)
 
     def _is_next(self, ticket: Ticket) -> bool:

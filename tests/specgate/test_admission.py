@@ -84,15 +84,34 @@ async def test_waiting_adds_no_more_than_its_share_to_what_answers_take() -> Non
     async with AsyncExitStack() as stack:
         for _ in range(4):
             await stack.enter_async_context(admission.slot(1))
-        clock.advance(0.9)
-        assert isinstance(admission.refusal(Entrant()), QueueTooSlow)  # 1.1 s
-        clock.advance(0.2)
+        clock.advance(1.1)  # 0.9 s to go
         waiting = []
         while admission.refusal(Entrant()) is None:
             waiting.append(asyncio.create_task(admission.slot(1).__aenter__()))
             await asyncio.sleep(0)
         assert len(waiting) == 4  # the fifth would wait for a whole answer more
     await asyncio.gather(*waiting)
+
+
+async def test_no_queue_stands_while_others_are_turned_away() -> None:
+    """It would add to what answers take, and the slots are as busy without it."""
+    clock = FakeClock()
+    admission = Admission(AdmissionConfig(max_concurrent=1, max_queue=100, max_wait_ratio=0.5), clock)
+    for _ in range(4):
+        async with admission.slot(1):
+            clock.advance(2.0)
+    async with admission.slot(1):
+        clock.advance(0.9)
+        assert isinstance(admission.refusal(Entrant()), QueueTooSlow)  # 1.1 s
+        clock.advance(0.6)  # 0.5 s to go: allowed to a burst, now too long
+        assert isinstance(admission.refusal(Entrant()), QueueTooSlow)
+        clock.advance(0.3)  # 0.2 s: by then the slot is free
+        assert admission.refusal(Entrant()) is None
+    clock.advance(2.1)  # nobody was turned away for as long as an answer takes
+    async with admission.slot(1):
+        clock.advance(1.2)
+        assert isinstance(admission.refusal(Entrant(patience_s=0.1)), QueueTooSlow)  # its own haste
+        assert admission.refusal(Entrant()) is None  # 0.8 s
 
 
 async def test_a_refusal_foretold_is_the_one_met() -> None:
