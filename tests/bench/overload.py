@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -273,6 +274,7 @@ def main() -> None:
         if args.streams
         else overloaded(args.seconds, args.times, args.capacity_seconds)
     )
+    gc.disable()  # a pause of this client would count as one of the server
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)
 
