@@ -86,6 +86,18 @@ class Drafting:
             work = self._work[method]
             self._work[method] = replace(work, num_accepted_tokens=work.num_accepted_tokens + num_accepted)
 
+    def ask(self, method: str, seq: Sequence, question: Callable[[], _Result]) -> _Result | None:
+        """A drafter's answer about a sequence it may never have seen; None if it failed."""
+
+        def answer() -> _Result:
+            self._begin(method, seq)
+            return question()
+
+        told = self._guarded(method, answer)
+        if told is None:
+            self._forget(method, [seq])
+        return told
+
     def end(self, seq: Sequence) -> None:
         """`seq` is over or preempted: all drafters forget it."""
         for name in sorted(seq.drafters):
@@ -118,9 +130,7 @@ class Drafting:
 
         def propose() -> list[DraftTree]:
             for seq in sequences:
-                if method not in seq.drafters:
-                    seq.drafters.add(method)
-                    drafter.begin(seq.seq_id, seq.token_ids)
+                self._begin(method, seq)
             return list(drafter.propose(contexts))
 
         trees = self._guarded(method, propose)
@@ -137,6 +147,11 @@ class Drafting:
             self._fail(method, fault.kind, fault.message)
             self._forget(method, [sequences[index]])
         return [EMPTY_TREE if index in faults else tree for index, tree in enumerate(trees)]
+
+    def _begin(self, method: str, seq: Sequence) -> None:
+        if method not in seq.drafters:
+            seq.drafters.add(method)
+            self.drafters[method].begin(seq.seq_id, seq.token_ids)
 
     def _count(self, method: str, sequences: Seq[Sequence], trees: Seq[DraftTree], seconds: float) -> None:
         work = self._guarded(method, self.drafters[method].work) or (0, 0)

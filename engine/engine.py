@@ -22,6 +22,7 @@ from engine.errors import IntegrityError, InvalidLogits, RequestRefused
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.state import GrammarState
 from engine.hidden_tail import HiddenTail, keep_hidden, tail_bytes
+from engine.hindsight import Hindsight
 from engine.kv.block_manager import BlockManager
 from engine.models.interface import LanguageModel
 from engine.planning import Planning, sequence_view
@@ -79,6 +80,7 @@ class Engine:
         )
         self._runner = ModelRunner(target, config.num_blocks, config.block_size, config.max_sequences)
         self._drafting = Drafting(drafters, target.spec.vocab_size, clock, config.draft_timeout_s)
+        self._hindsight = Hindsight(self._drafting)
         self._planning = Planning(planner, self._drafting.drafters.keys())
         self._vocab_size = target.spec.vocab_size
         self._eos_token_ids = frozenset(target.spec.eos_token_ids)
@@ -233,6 +235,7 @@ class Engine:
             kernels=self._runner.kernels,
         )
         self._outputs = charge_step(step, plans, trees, record, self._outputs)
+        self._hindsight.look([seq for seq in step.sequences if seq.seq_id in self._sequences])
         return self._emit(record)
 
     def fail_step(self, message: str) -> StepResult:

@@ -33,6 +33,7 @@ class Sequence:
         "final_ids",
         "first_scheduled_s",
         "hidden",
+        "judged",
         "last_drafted",
         "limit",
         "method",
@@ -85,6 +86,7 @@ class Sequence:
         self.arrived_s = arrived_s
         self.first_scheduled_s: float | None = None
         self.hidden: HiddenTail | None = None  # the engine's, where a drafter reads hidden states
+        self.judged: dict[str, int] = {}  # by drafter: up to which length is known what it would have done
         self.counters = SequenceCounters()
 
     @property

@@ -79,7 +79,9 @@ class SequenceCounters:
     __slots__ = (
         "_by_method",
         "_device",
+        "_judged",
         "draft_s",
+        "in_hindsight",
         "num_accepted_tokens",
         "num_cached_tokens",
         "num_draft_tokens",
@@ -98,7 +100,9 @@ class SequenceCounters:
         self.num_preemptions = 0
         self.draft_s = 0.0
         self.policy_changes: list[PolicyChange] = []
+        self.in_hindsight: tuple[MethodCounts, ...] = ()
         self._by_method: dict[str, _Draws] = {}
+        self._judged: dict[str, _Draws] = {}
         self._device: dict[str, _Use] = {}
 
     def charge_decode(
@@ -142,6 +146,15 @@ class SequenceCounters:
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
 
+    def judge(self, method: str, drafts: Iterable[tuple[int, int]]) -> None:
+        """Steps that went by without `method`: (draft tokens it would have had, how many were right)."""
+        draws = self._judged.setdefault(method, _Draws())
+        for num_drafted, num_right in drafts:
+            draws.num_steps += 1
+            if num_drafted:
+                draws.add(num_drafted, num_right, num_right + 1)
+        self.in_hindsight = tuple(draws.freeze(name) for name, draws in self._judged.items())
+
     def _of(self, method: str) -> _Draws:
         draws = self._by_method.get(method)
         if draws is None:
@@ -170,6 +183,7 @@ class SequenceCounters:
             draft_s=self.draft_s,
             policy_changes=tuple(self.policy_changes),
             by_method=by_method,
+            in_hindsight=self.in_hindsight,
             device=self.device(),
         )
 

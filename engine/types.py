@@ -191,6 +191,7 @@ class SequenceStats:
     draft_s: float = 0.0  # this sequence's share of drafting time
     policy_changes: tuple[PolicyChange, ...] = ()
     by_method: tuple[MethodCounts, ...] = ()  # the drafts' counts apart, where a drafter had its turn
+    in_hindsight: tuple[MethodCounts, ...] = ()  # what drafters would have done where they had none
     device: tuple[DeviceUse, ...] = ()  # by method
 
 

@@ -147,7 +147,9 @@ class Learner:
         task = outcome.decision.task
         sampling = outcome.request.sampling
         band = sampling_band(sampling.temperature, sampling.top_p)
-        for counts in (counts for stats in outcome.stats for counts in stats.by_method):
+        seen = [(counts, True) for stats in outcome.stats for counts in stats.by_method]
+        seen += [(counts, False) for stats in outcome.stats for counts in stats.in_hindsight]
+        for counts, was_tried in seen:
             key = AcceptanceKey(counts.method, None if task.is_mixed else task.label, band)
             learned = AcceptanceCounts(
                 counts.num_steps, counts.num_drafts, counts.drafted_per_position, counts.accepted_per_position
@@ -158,6 +160,8 @@ class Learner:
                 logger.warning("counts of %s were not learned from: %s", counts.method, error)
                 continue
             self._stale |= {key, AcceptanceKey(counts.method, None, band)}
+            if not was_tried:
+                continue
             # Tokens that verification came to: the accepted ones, and one refused in each draft at most.
             drafted = counts.drafted_per_position
             accepted = counts.accepted_per_position

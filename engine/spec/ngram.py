@@ -35,9 +35,9 @@ class NgramIndex:
         self.num_indexed = 0  # n-grams ending before this index are known
         self._newest: list[dict[int, int]] = [{} for _ in range(max_n + 1)]
 
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Index n-grams that end before the last token: those have a continuation."""
-        end = len(token_ids) - 1
+    def extend(self, token_ids: Sequence[int], length: int | None = None) -> None:
+        """Index n-grams that end before the last token (of the first `length`): those have a continuation."""
+        end = (len(token_ids) if length is None else length) - 1
         if end - self.num_indexed >= _BULK_TOKENS:
             self._extend_in_bulk(token_ids, end)
         else:
@@ -63,9 +63,10 @@ class NgramIndex:
             if n >= self.min_n and first < end:
                 self._newest[n].update(zip(keys[first - start :].tolist(), range(first, end), strict=True))
 
-    def find(self, token_ids: Sequence[int]) -> int | None:
-        """Where the newest earlier occurrence of the longest known suffix continues, if anywhere."""
-        last = len(token_ids) - 1
+    def find(self, token_ids: Sequence[int], length: int | None = None) -> int | None:
+        """Where the newest earlier occurrence of the longest known suffix (of the first `length` tokens)
+        continues, if anywhere."""
+        last = (len(token_ids) if length is None else length) - 1
         hashes = _suffix_hashes(token_ids, last, self.max_n)
         for n in range(len(hashes), self.min_n - 1, -1):
             end = self._newest[n].get(hashes[n - 1])
@@ -121,15 +122,38 @@ class NgramDrafter:
         tokens = context.token_ids
         if context.max_draft_tokens <= 0 or len(tokens) == 0:
             return EMPTY_TREE
-        index = self._indexes.get(context.seq_id)
-        if index is None or index.num_indexed > len(tokens):
-            index = NgramIndex(self._config.prompt_lookup_min, self._config.prompt_lookup_max)
-            self._indexes[context.seq_id] = index
+        index = self._index_of(context.seq_id, len(tokens))
         index.extend(tokens)
         start = index.find(tokens)
         if start is None:
             return EMPTY_TREE
         return DraftTree.chain(tuple(tokens[start : start + context.max_draft_tokens]))
+
+    def _index_of(self, seq_id: str, length: int) -> NgramIndex:
+        """That of a text of so many tokens; a new one if the one there is knows of more."""
+        index = self._indexes.get(seq_id)
+        if index is None or index.num_indexed > length:
+            index = NgramIndex(self._config.prompt_lookup_min, self._config.prompt_lookup_max)
+            self._indexes[seq_id] = index
+        return index
+
+    def hindsight(
+        self, seq_id: str, token_ids: Sequence[int], start: int, max_draft_tokens: int
+    ) -> tuple[list[tuple[int, int]], int]:
+        """See `KnowsInHindsight.hindsight`."""
+        index = self._index_of(seq_id, start)
+        steps: list[tuple[int, int]] = []
+        at = start
+        while at + max_draft_tokens < len(token_ids):  # whatever is drafted, and the token after it
+            index.extend(token_ids, at)
+            found = index.find(token_ids, at)
+            draft = () if found is None else token_ids[found : min(found + max_draft_tokens, at)]
+            num_right = 0
+            while num_right < len(draft) and draft[num_right] == token_ids[at + num_right]:
+                num_right += 1
+            steps.append((len(draft), num_right))
+            at += num_right + 1
+        return steps, at
 
     def observe(self, seq_id: str, token_ids: Sequence[int], num_accepted: int) -> None:
         """Nothing to do: the next draft indexes what is new in its context."""

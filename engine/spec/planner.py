@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.types import PolicyAssignment
+from engine.types import MethodCounts, PolicyAssignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class SequenceView:
     last_method: str  # of the step before
     last_num_draft_tokens: int  # of the step before
     last_num_accepted_tokens: int
+    in_hindsight: tuple[MethodCounts, ...] = ()  # another object whenever there is news
 
 
 @dataclass(frozen=True, slots=True)

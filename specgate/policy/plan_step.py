@@ -168,9 +168,9 @@ class StepPlanner:
     def _end_step(self, free: list[Seat], plans: dict[str, SpecPlan], view: StepView, table: Table) -> None:
         """Probes come on top of a plan."""
         if self._has_drifted or self._num_steps % _LOOK_EVERY == _LOOK_EVERY // 2:
-            self._probing.mind(free, view.now_s, table, has_drifted=self._has_drifted)
+            self._probing.mind(free, view.now_s, table, self._rate, has_drifted=self._has_drifted)
             self._has_drifted = False
-        self._probing.grant(plans, len(view.sequences), table, self._num_steps)
+        self._probing.grant(plans, len(view.sequences), table, self._num_steps, self._rate)
 
     def _follow(self, sequences: Iterable[SequenceView]) -> dict[str, SpecPlan]:
         """What each was assigned, but for the kill switch and closed doors."""
@@ -206,7 +206,11 @@ class StepPlanner:
                 seat = self._sit(sequence, table)
             else:
                 seat.view = sequence
-                if seat.granted and seat.note(sequence):
+                is_news = bool(seat.granted) and seat.note(sequence)
+                if sequence.in_hindsight is not seat.hindsight:
+                    seat.look_back(sequence, table.arm_of)
+                    is_news = True
+                if is_news:
                     dirty.append(seat)
             seat.last_seen = step
             kv += sequence.num_tokens

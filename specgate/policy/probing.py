@@ -60,12 +60,17 @@ class Probing:
         self.probes.pass_time(min(took_s, _BUSY_FACTOR * plan.seconds), spent_s)
         self._cost_s = 0.0
 
-    def mind(self, free: Sequence[Seat], now_s: float, table: Table, *, has_drifted: bool) -> None:
-        """Note the arms in use; begin a probe of one that is not, if its time has come."""
+    def mind(
+        self, free: Sequence[Seat], now_s: float, table: Table, rate: float, *, has_drifted: bool
+    ) -> None:
+        """Note the arms in use; begin a probe of one that is not, if its time has come. `rate` is how
+        many tokens a second the plan brings."""
         if has_drifted:
             self.probes.hasten(now_s)
         arms = table.prices.arms
         used = {(arms[seat.arm - 1].method, seat.label) for seat in free if seat.arm}
+        # What is known in hindsight needs no probe.
+        used |= {(counts.method, seat.label) for seat in free for counts in seat.hindsight}
         if 2 * sum(seat.arm > 0 for seat in free) <= len(free):
             used.add(_PLAIN)
         for key in used:
@@ -81,7 +86,7 @@ class Probing:
                 idle: ArmKey = (arm.method, label)
                 if idle not in used and self.probes.is_due(idle, now_s):
                     seats = [seat for seat in free if seat.label == label]
-                    self._trial = self._begin(number, seats, len(free), table)
+                    self._trial = self._begin(number, seats, len(free), table, rate)
                     if self._trial is not None:
                         self.probes.begin(idle, now_s)
                         return
@@ -96,7 +101,9 @@ class Probing:
         tokens = settled.num_tokens + len(free)
         self._cost_s = max(plain_s - tokens / plan.rate, 0.0) if plan.rate > 0 else 0.0
 
-    def _begin(self, number: int, seats: Sequence[Seat], batch: int, table: Table) -> _Trial | None:
+    def _begin(
+        self, number: int, seats: Sequence[Seat], batch: int, table: Table, rate: float
+    ) -> _Trial | None:
         """As many sequences as can be afforded, for what a full batch costs is not told by one of
         them; then as many steps and as deep. None where even the least is too much."""
         arm = table.prices.arms[number]
@@ -108,7 +115,7 @@ class Probing:
         seats.sort(key=lambda seat: seat.view.num_tokens)  # the shortest to read for a drafter
         column, steps = arm.first + arm.depth - 1, _MIN_STEPS
         trial = _Trial(seats, number, column, steps)
-        while trial.seats and self._whole_s(trial, batch, table) > self.probes.credit_s:
+        while trial.seats and self._whole_s(trial, batch, table, rate) > self.probes.credit_s:
             if len(trial.seats) > 1:
                 trial.seats = trial.seats[: len(trial.seats) // 2]
             elif trial.column > arm.first:
@@ -117,28 +124,34 @@ class Probing:
                 return None
         while trial.seats and trial.left < _STEPS:
             trial.left += 1
-            if self._whole_s(trial, batch, table) > self.probes.credit_s:
+            if self._whole_s(trial, batch, table, rate) > self.probes.credit_s:
                 trial.left -= 1
                 break
         return trial if trial.seats else None
 
-    def _whole_s(self, trial: _Trial, batch: int, table: Table) -> float:
+    def _whole_s(self, trial: _Trial, batch: int, table: Table, rate: float) -> float:
         """What the probe costs, reading the contexts included."""
         method = table.prices.arms[trial.number].method
         read = sum(seat.view.num_tokens for seat in trial.seats if not seat.loaded[trial.number])
-        return trial.left * self._step_s(trial, batch, table) + catch_up_s(table.step, method, read)
+        return trial.left * self._step_s(trial, batch, table, rate) + catch_up_s(table.step, method, read)
 
-    def _step_s(self, trial: _Trial, batch: int, table: Table) -> float:
-        """What one of its steps costs more than the same step without."""
+    def _step_s(self, trial: _Trial, batch: int, table: Table, rate: float) -> float:
+        """What one of its steps costs: seconds more than as planned, and tokens fewer (more of them are a
+        hope). What the planned drafts' calls would have cost is left out: others may share them."""
         arm = table.prices.arms[trial.number]
         index = [seat.row for seat in trial.seats]
+        planned = [seat.column for seat in trial.seats]
         drafted = float(table.drafted[index, trial.column].sum())
-        seconds = float(table.extra_s[index, trial.column].sum()) + arm.call_s * (
-            trial.column - arm.first + 1
-        )
-        return seconds + table.prices.tokens_s(batch + drafted) - table.prices.tokens_s(batch)
+        instead = float(table.drafted[index, planned].sum())
+        seconds = float((table.extra_s[index, trial.column] - table.extra_s[index, planned]).sum())
+        seconds += arm.call_s * (trial.column - arm.first + 1)
+        seconds += table.prices.tokens_s(batch + drafted) - table.prices.tokens_s(batch + instead)
+        if rate > 0:
+            fewer = float((table.tokens[index, planned] - table.tokens[index, trial.column]).sum())
+            seconds += max(fewer, 0.0) / rate
+        return max(seconds, 0.0)
 
-    def grant(self, plans: dict[str, SpecPlan], batch: int, table: Table, step: int) -> None:
+    def grant(self, plans: dict[str, SpecPlan], batch: int, table: Table, step: int, rate: float) -> None:
         """One more step of the probe that goes on, if one does."""
         trial = self._trial
         if trial is None:
@@ -157,4 +170,4 @@ class Probing:
             plans[seat.view.seq_id] = plan
             seat.granted = trial.number + 1
         trial.left -= 1
-        self._cost_s = self._step_s(trial, batch, table)
+        self._cost_s = self._step_s(trial, batch, table, rate)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from engine.spec.planner import SequenceView
+from engine.types import MethodCounts
 from router_models.acceptance import RequestCurves, sampling_band
 from router_models.types import StepCoefficients
 from specgate.policy.predict import catch_up_s
@@ -20,6 +21,7 @@ _RATE_SHRINK = 12.0  # granted steps of prior for how often a drafter finds a dr
 _COOL_FACTOR = 5.0  # how much larger a gain must be right after a change of method
 COOL_STEPS = 24  # steps that count as right after
 _MAX_WAIT_STEPS = 32  # granted steps between two looks at a request's own acceptance
+_NOTHING = MethodCounts("")
 _CATCH_UP_TOKENS = 96.0  # within which reading the context must pay for a drafter
 
 
@@ -33,6 +35,7 @@ class Seat:
         "counts",
         "curves",
         "granted",
+        "hindsight",
         "hold_left",
         "is_fixed",
         "label",
@@ -61,6 +64,7 @@ class Seat:
         self.num_changes = 0  # each makes the next one dearer
         self.curves: list[int | None] = []  # by arm: place of its curve; None: nothing is known
         self.counts = [[0, 0, 0, 0] for _ in range(num_arms)]  # granted steps, drafts, tokens, accepted
+        self.hindsight = view.in_hindsight
         self.loaded = [False] * num_arms  # the drafter has read this sequence
         self.num_drafts = view.num_drafts
         self.num_draft_tokens = view.num_draft_tokens
@@ -89,6 +93,21 @@ class Seat:
             self.look_at += min(self.num_granted, _MAX_WAIT_STEPS)
             return True
         return is_first
+
+    def look_back(self, view: SequenceView, arm_of: Mapping[str, int]) -> None:
+        """What arms would have done in the steps they were not granted: as good as having done it."""
+        before = {counts.method: counts for counts in self.hindsight}
+        for counts in view.in_hindsight:
+            old = before.get(counts.method, _NOTHING)
+            arm = arm_of.get(counts.method)
+            if arm is None or counts is old:
+                continue
+            own = self.counts[arm - 1]
+            own[0] += counts.num_steps - old.num_steps
+            own[1] += counts.num_drafts - old.num_drafts
+            own[2] += counts.num_draft_tokens - old.num_draft_tokens
+            own[3] += sum(counts.accepted_per_position) - sum(old.accepted_per_position)
+        self.hindsight = view.in_hindsight
 
 
 class Table:

@@ -1,0 +1,65 @@
+"""What drafters that go by the text alone would have done where they had no turn.
+
+What an n-gram drafts depends on nothing but the tokens so far, and verification never changes which
+tokens come. So once they have come, it is known whether the draft would have been right, for the price
+of looking it up: nothing is verified for it, and no probe is needed. That holds for sampled text as
+well, in the mean: a token drawn from the target equals the draft as often as verification would have
+accepted it (theory: an off-policy estimate whose every importance weight is 1).
+
+Little of it is done in one step, so that a step takes no longer by more than some lookups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from functools import partial
+
+from engine.drafting import Drafting
+from engine.sequence import Sequence
+from engine.spec.drafter import Drafter, KnowsInHindsight
+
+_FEWEST, _MOST = 8, 16  # new tokens that are worth a look, and that are looked at at once
+
+
+class Hindsight:
+    """Looks back at one sequence after each step, in turns."""
+
+    def __init__(self, drafting: Drafting) -> None:
+        self._drafting = drafting
+        self._drafters: Mapping[str, Drafter] = drafting.drafters
+
+    def look(self, sequences: Seq[Sequence]) -> None:
+        """After a step of `sequences`. Those that nobody may choose for are left alone."""
+        for name, drafter in self._drafters.items():
+            if not isinstance(drafter, KnowsInHindsight):
+                continue
+            longest: Sequence | None = None
+            depth = drafter.num_speculative_tokens
+            most = _FEWEST + depth - 1
+            for seq in sequences:
+                length = len(seq.token_ids)
+                if seq.method == name:  # it has its turn: what it does is seen
+                    seq.judged[name] = length
+                    continue
+                num_new = length - seq.judged.get(name, seq.prompt_length + 1)
+                if num_new > most and seq.sampling is not None and not _is_fixed(seq):
+                    longest, most = seq, num_new
+            if longest is not None:
+                self._judge(name, drafter, longest, depth)
+
+    def _judge(self, name: str, drafter: KnowsInHindsight, seq: Sequence, depth: int) -> None:
+        start = seq.judged.get(name, seq.prompt_length + 1)
+        start = max(start, len(seq.token_ids) - depth - _MOST)  # what is left behind stays unknown
+        look = partial(drafter.hindsight, seq.seq_id, seq.token_ids, start, depth)
+        told = self._drafting.ask(name, seq, look)
+        if told is None:
+            seq.judged[name] = len(seq.token_ids)
+            return
+        drafts, seq.judged[name] = told
+        seq.counters.judge(name, drafts)
+
+
+def _is_fixed(seq: Sequence) -> bool:
+    policy = seq.request.policy
+    return policy.is_exact or policy.is_pinned
