@@ -23,6 +23,7 @@ from specgate.policy.step_choice import Plan, Settled, choose, cost, solve
 from specgate.policy.view import ModelView
 
 _LOOK_EVERY = 8  # steps between two looks at probes and at what requests themselves have shown
+_SOLVE_EVERY = 32  # steps for which a plan is kept at most
 _MOST_ROWS = 16  # computed anew in one step
 _SAME_RATE = 2e-3  # by which the rate may still move where a plan is kept
 _ROUNDS_NEW = 3  # of the price, when the batch is another
@@ -122,11 +123,11 @@ class StepPlanner:
         if not free:
             self._last = None
             return plans
-        self._refresh(table)
+        is_fresh = self._refresh(table)
         batch = [seat.row for seat in free]
         is_same = batch == self._batch
         is_calm = not fixed and not view.num_prefill_tokens and not self._probing.is_active
-        if is_same and is_calm and self._steady is not None and self._num_steps % _LOOK_EVERY:
+        if is_same and is_calm and self._steady is not None and self._num_steps % _SOLVE_EVERY:
             plan, kept = self._steady  # nothing that was weighed is another now
             self._last = (view.now_s, plan)
             plans = kept.copy()
@@ -143,9 +144,10 @@ class StepPlanner:
             plan = cost(rows, table.prices, chosen, settled)
         else:
             before = self._rate
-            plan = solve(rows, table.prices, settled, before, 1 if is_same else _ROUNDS_NEW)
+            is_new = is_fresh or not is_same
+            plan = solve(rows, table.prices, settled, before, _ROUNDS_NEW if is_new else 1)
             self._rate = plan.rate
-            is_calm = is_calm and abs(plan.rate - before) <= _SAME_RATE * before
+            is_calm = is_calm and (is_new or abs(plan.rate - before) <= _SAME_RATE * before)
         self._last = (view.now_s, plan)
         if self._probing.plain_left > 0:
             self._probing.decode_plainly(free, plan, table, settled)
@@ -208,8 +210,7 @@ class StepPlanner:
                 seat.view = sequence
                 is_news = bool(seat.granted) and seat.note(sequence)
                 if sequence.in_hindsight is not seat.hindsight:
-                    seat.look_back(sequence, table.arm_of)
-                    is_news = True
+                    is_news |= seat.look_back(sequence, table.arm_of)
                 if is_news:
                     dirty.append(seat)
             seat.last_seen = step
@@ -247,8 +248,8 @@ class StepPlanner:
             self._probing.forget([seat])
         self._dirty = [seat for seat in self._dirty if seat.last_seen >= step]
 
-    def _refresh(self, table: Table) -> None:
-        """Rows of new seats at once; of the others when enough have something new to say."""
+    def _refresh(self, table: Table) -> bool:
+        """Rows of new seats at once; of the others when enough have something new to say. True: some were."""
         dirty = self._dirty
         if dirty and (self._has_new or self._num_steps % _LOOK_EVERY == 0):
             if not self._has_new:  # no more than fits into a step; the others wait for their turn
@@ -258,6 +259,8 @@ class StepPlanner:
             table.fill(dirty, self._shut, self._num_steps)
             self._has_new = False
             self._steady = None
+            return True
+        return False
 
     def _leaving(self, seat: Seat, column: int, table: Table) -> SpecPlan | None:
         """The plan of a sequence whose method was shut, with the guard's reason; None: it was not."""

@@ -12,15 +12,17 @@ from router_models.acceptance import RequestCurves, sampling_band
 from router_models.types import StepCoefficients
 from specgate.policy.predict import catch_up_s
 from specgate.policy.shut import ShutList
-from specgate.policy.step_choice import Array, Ints, Prices, Rows
+from specgate.policy.step_choice import Arm, Array, Ints, Prices, Rows
 from specgate.policy.view import CurveBook, ModelView
 
 _SHUT, _UNPROVEN = 1e9, 1e6  # tokens: no gain is as large; an unproven arm may still be probed
 _FIRST_ROWS = 16
 _RATE_SHRINK = 12.0  # granted steps of prior for how often a drafter finds a draft for this request
 _COOL_FACTOR = 5.0  # how much larger a gain must be right after a change of method
+_BETWEEN_DRAFTERS = 2.0  # the same, where both draft: each is as unsure as the other
 COOL_STEPS = 24  # steps that count as right after
 _MAX_WAIT_STEPS = 32  # granted steps between two looks at a request's own acceptance
+_SAME_TOKENS = 0.03  # expected tokens by which a request must be another before its row is computed anew
 _NOTHING = MethodCounts("")
 _CATCH_UP_TOKENS = 96.0  # within which reading the context must pay for a drafter
 
@@ -48,6 +50,7 @@ class Seat:
         "num_drafts",
         "num_granted",
         "row",
+        "settled",
         "view",
     )  # fmt: skip
 
@@ -70,6 +73,8 @@ class Seat:
         self.num_draft_tokens = view.num_draft_tokens
         self.num_accepted = view.num_accepted_tokens
         self.num_granted = 0
+        # By arm, when the row was computed last: steps, drafts, accepted; drafts a step and tokens a draft.
+        self.settled: list[tuple[float, ...]] = [(0, 0, 0, 0.0, 0.0)] * num_arms
         self.look_at = 2
         self.last_seen = 0
 
@@ -91,11 +96,27 @@ class Seat:
         self.num_granted += 1
         if self.num_granted >= self.look_at:
             self.look_at += min(self.num_granted, _MAX_WAIT_STEPS)
-            return True
+            return is_first or self._has_news(arm - 1)
         return is_first
 
-    def look_back(self, view: SequenceView, arm_of: Mapping[str, int]) -> None:
-        """What arms would have done in the steps they were not granted: as good as having done it."""
+    def settle(self, number: int, rate: float, tokens: float) -> None:
+        """The arm's row was computed from the counts as they are. Drafts a step; tokens when deepest."""
+        steps, drafts, _, accepted = self.counts[number]
+        self.settled[number] = (steps, drafts, accepted, rate, (tokens - 1) / max(rate, 1e-9))
+
+    def _has_news(self, number: int) -> bool:
+        """Whether what came since then changes what is expected of the arm."""
+        steps, drafts, _, accepted = self.counts[number]
+        old_steps, old_drafts, old_accepted, rate, each = self.settled[number]
+        new_rate = (rate * (old_steps + _RATE_SHRINK) + drafts - old_drafts) / (steps + _RATE_SHRINK)
+        shrink = _RATE_SHRINK / 2
+        new_each = (each * (old_drafts + shrink) + accepted - old_accepted) / (drafts + shrink)
+        return abs(new_rate * new_each - rate * each) > _SAME_TOKENS
+
+    def look_back(self, view: SequenceView, arm_of: Mapping[str, int]) -> bool:
+        """What arms would have done in the steps they were not granted: as good as having done it. True
+        when the row should be computed anew."""
+        is_news = False
         before = {counts.method: counts for counts in self.hindsight}
         for counts in view.in_hindsight:
             old = before.get(counts.method, _NOTHING)
@@ -107,7 +128,9 @@ class Seat:
             own[1] += counts.num_drafts - old.num_drafts
             own[2] += counts.num_draft_tokens - old.num_draft_tokens
             own[3] += sum(counts.accepted_per_position) - sum(old.accepted_per_position)
+            is_news |= self._has_news(arm - 1)
         self.hindsight = view.in_hindsight
+        return is_news
 
 
 class Table:
@@ -123,6 +146,7 @@ class Table:
         self.curves = RequestCurves(self.book.curves) if self.book.curves else None
         self._rates = np.array([c.draft_rate for c in self.book.curves])
         top = len(self.book.curves[0].expected_tokens) - 1 if self.book.curves else 0
+        self._depths: Array = np.arange(1.0, top + 1.0)
         known = [(m, min(depth, top)) for m, depth in view.methods.items() if m in view.step.drafters]
         self.prices = Prices.of(
             view.step, [pair for pair in known if pair[1] > 0], view.traffic.between_steps_s
@@ -131,11 +155,12 @@ class Table:
         self.arm_of_column = [0]
         for index, arm in enumerate(self.prices.arms):
             self.arm_of_column += [index + 1] * arm.depth
-        # By arm in force and column: does the margin apply, and is the arm still to prove itself?
+        # By arm in force and column: how many margins apply, and is the arm still to prove itself?
         self._is_other: Array = np.ones((1 + self.num_arms, self.prices.num_columns))
         self._is_other[:, 0] = 0.0
         self._unproven: Array = np.zeros_like(self._is_other)
         for number, arm in enumerate(self.prices.arms):
+            self._is_other[number + 1, 1:] = _BETWEEN_DRAFTERS
             self._is_other[number + 1, arm.columns] = 0.0
             if view.num_steps.get(arm.method, 0.0) < view.planner.min_drafting_steps:
                 self._unproven[:, arm.columns] = _UNPROVEN
@@ -197,40 +222,52 @@ class Table:
 
     def fill(self, seats: Sequence[Seat], shut: ShutList, step: int) -> None:
         """Compute the rows of these seats from what is known of them now."""
+        arms = self.prices.arms
+        self.tokens[[seat.row for seat in seats]] = 1.0
+        # All arms' curves in one go: for few sequences the number of calls is what takes the time.
+        told = [
+            (number, seat, curve)
+            for number in range(len(arms))
+            for seat in seats
+            if (curve := seat.curves[number]) is not None
+        ]
+        if told and self.curves is not None:
+            at = np.array([curve for _, _, curve in told], dtype=np.intp)
+            counts = np.array([seat.counts[number] for number, seat, _ in told], dtype=np.float64)
+            expected = self.curves.expected(at, counts[:, 1], counts[:, 2], counts[:, 3], counts[:, 0])
+            rates = (counts[:, 1] + _RATE_SHRINK * self._rates[at]) / (counts[:, 0] + _RATE_SHRINK)
+            rates = np.minimum(rates, 1.0)
+            first = 0
+            for number, arm in enumerate(arms):
+                own = [seat for seat in seats if seat.curves[number] is not None]
+                part = slice(first, first + len(own))
+                first += len(own)
+                if own:
+                    self._fill_arm(number, arm, own, expected[part, 1 : arm.depth + 1], rates[part])
+        self.set_penalty(seats, shut, step)
+
+    def _fill_arm(self, number: int, arm: Arm, seats: Sequence[Seat], tokens: Array, rates: Array) -> None:
+        """`tokens` [seats, depth], `rates` [seats]: what the arm yields, and how often it drafts."""
         index = np.array([seat.row for seat in seats], dtype=np.intp)
         kv = np.array([seat.view.num_tokens for seat in seats], dtype=np.float64)
         sampled = np.array([seat.view.temperature > 0 for seat in seats], dtype=np.float64)
-        for number, arm in enumerate(self.prices.arms):
-            known = [i for i, seat in enumerate(seats) if seat.curves[number] is not None]
-            self.tokens[index, arm.columns] = 1.0
-            if not known or self.curves is None:
-                continue
-            at = np.array([seats[i].curves[number] for i in known], dtype=np.intp)
-            counts = np.array([seats[i].counts[number] for i in known], dtype=np.float64)
-            expected = self.curves.expected(at, counts[:, 1], counts[:, 2], counts[:, 3], counts[:, 0])
-            rate = (counts[:, 1] + _RATE_SHRINK * self._rates[at]) / (counts[:, 0] + _RATE_SHRINK)
-            depths = np.arange(1, arm.depth + 1)
-            drafted = np.minimum(rate, 1.0)[:, None] * depths
-            where = index[known]
-            self.tokens[where, arm.columns] = expected[:, 1 : arm.depth + 1]
-            self.drafted[where, arm.columns] = drafted
-            each = arm.token_s + arm.kv_s * kv[known] + sampled[known] * self.prices.sampled_s
-            reading = self._catch_up(arm.method, number, [seats[i] for i in known])
-            once = arm.seq_s + reading[:, None] * self.tokens[where, arm.columns]
-            self.extra_s[where, arm.columns] = drafted * each[:, None] + once
-        self.set_penalty(seats, shut, step)
+        drafted = rates[:, None] * self._depths[: arm.depth]
+        each = arm.token_s + arm.kv_s * kv + sampled * self.prices.sampled_s
+        extra = drafted * each[:, None] + arm.seq_s
+        if not all(seat.loaded[number] for seat in seats):
+            extra += np.array([self._catch_up_s(number, arm, seat) for seat in seats])[:, None] * tokens
+        self.tokens[index, arm.columns] = tokens
+        self.drafted[index, arm.columns] = drafted
+        self.extra_s[index, arm.columns] = extra
+        for seat, rate, deepest in zip(seats, rates.tolist(), tokens[:, -1].tolist(), strict=True):
+            seat.settle(number, rate, deepest)
 
-    def _catch_up(self, method: str, number: int, seats: Sequence[Seat]) -> Array:
-        """What reading the context costs a drafter that has not, for each token to come. [seats]"""
-        return np.array(
-            [
-                0.0
-                if seat.loaded[number]
-                else catch_up_s(self.step, method, seat.view.num_tokens)
-                / max(1.0, min(_CATCH_UP_TOKENS, seat.view.num_remaining_tokens))
-                for seat in seats
-            ]
-        )
+    def _catch_up_s(self, number: int, arm: Arm, seat: Seat) -> float:
+        """What reading the context costs a drafter that has not, for each token to come."""
+        if seat.loaded[number]:
+            return 0.0
+        tokens = max(1.0, min(_CATCH_UP_TOKENS, seat.view.num_remaining_tokens))
+        return catch_up_s(self.step, arm.method, seat.view.num_tokens) / tokens
 
     def set_penalty(self, seats: Sequence[Seat], shut: ShutList, step: int) -> None:
         """By how many tokens a change of method must be better: plain decoding is left only for a
