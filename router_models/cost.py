@@ -73,9 +73,11 @@ def step_s(
     tokens = batch * (1 + depth)
     seconds = c.c0_s + c.c_seq_s * batch + _tokens_s(c, tokens) + c.c_kv_s * batch * kv_tokens
     seconds += c.c_sample_s * sampled * tokens
+    d = c.drafters.get(policy, _NO_DRAFTER)
+    if depth <= 0 or d.calls_per_token <= 0:
+        seconds += c.c_lead_s
     if depth <= 0:
         return seconds
-    d = c.drafters.get(policy, _NO_DRAFTER)
     seconds += d.d0_s * d.calls_per_token * depth + d.d_seq_s * batch
     return seconds + batch * depth * (d.d_tok_s + d.d_kv_s * d.kv_per_target_kv * kv_tokens)
 
@@ -90,7 +92,8 @@ def request_cost(
     d = c.drafters.get(policy, _NO_DRAFTER)
     num_steps = load.output_tokens / max(expected_tokens, 1.0)
     slope = _token_slope_s(c, batch * (1 + depth))
-    c1 = c.p0_s + num_steps * (c.c0_s + d.d0_s * d.calls_per_token * depth)
+    lead_s = c.c_lead_s if depth <= 0 or d.calls_per_token <= 0 else 0.0
+    c1 = c.p0_s + num_steps * (c.c0_s + lead_s + d.d0_s * d.calls_per_token * depth)
     kv_s = c.c_kv_s * load.kv_tokens
     per_step = c.c_seq_s + slope * (1 + depth) + kv_s
     if depth > 0:

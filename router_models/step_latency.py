@@ -1,13 +1,15 @@
 """How long the next engine step takes, from the work in it (theory: "Online form").
 
-    decode step   T = c0 + c_seq*B + c_tok*N + c_kv*KV + c_sample*R        + drafters
+    decode step   T = c0 + c_lead*L + c_seq*B + c_tok*N + c_kv*KV + c_sample*R   + drafters
     prefill step  T = p0 + p_tok*(prefill tokens) + p_dec*(other tokens) + p_kv*KV   + drafters
     a drafter     T = d0*calls + d_seq*sequences + d_tok*draft tokens + d_kv*draft KV
                       + d_fill*tokens read up on
 
 Every coefficient is >= 0 and means what it says. The engine times each drafter apart, so target
 and drafters are fitted apart and no coefficient has to explain the other's time. A step with any
-prompt tokens in it is a prefill step.
+prompt tokens in it is a prefill step. L is 1 where the step leads with the target's forward: what the
+last step leaves to others (sending its tokens, on the same cores) delays whatever runs first, and where
+a draft model's calls come first it is they that are delayed.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from router_models.types import (
     StepTiming,
 )
 
-_KIND, _VERSION = "step_latency", 5
+_KIND, _VERSION = "step_latency", 6
 
 DECODE = RegressionSpec(
-    names=("c0", "c_seq", "c_tok", "c_kv", "c_sample"),
-    scales=(1.0, 8.0, 16.0, 4096.0, 8.0),
+    names=("c0", "c_seq", "c_tok", "c_kv", "c_sample", "c_lead"),
+    scales=(1.0, 8.0, 16.0, 4096.0, 8.0, 4.0),
     knees=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
     knee_at=2,
 )
@@ -48,7 +50,8 @@ DRAFT = RegressionSpec(
 def _target_row(x: StepFeatures) -> tuple[float, ...]:
     if x.num_prefill_tokens > 0:
         return (1.0, x.num_prefill_tokens, max(x.num_tokens - x.num_prefill_tokens, 0.0), x.num_kv_tokens)
-    return (1.0, x.num_sequences, x.num_tokens, x.num_kv_tokens, x.num_sampled_rows)
+    leads = not any(d.num_calls for d in x.drafts)
+    return (1.0, x.num_sequences, x.num_tokens, x.num_kv_tokens, x.num_sampled_rows, float(leads))
 
 
 def _draft_row(d: DraftFeatures) -> tuple[float, ...]:
@@ -156,6 +159,7 @@ class StepLatency:
             c_tok_s=c["c_tok"],
             c_kv_s=c["c_kv"],
             c_sample_s=c["c_sample"],
+            c_lead_s=c["c_lead"],
             c_tok_above_s=c["c_tok"] if self._decode.knee is None else c["c_tok_above"],
             knee_tokens=self._decode.knee,
             p0_s=p["p0"],

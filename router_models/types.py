@@ -216,7 +216,8 @@ class DraftCoefficients:
 class StepCoefficients:
     """The step model as numbers, for the planner and for people.
 
-    decode step:  c0 + c_seq*B + c_tok*min(N, knee) + c_tok_above*max(N - knee, 0) + c_kv*KV + c_sample*R
+    decode step:  c0 + c_seq*B + c_tok*min(N, knee) + c_tok_above*max(N - knee, 0) + c_kv*KV + c_sample*R,
+                  and c_lead where no draft calls come before the target's forward
     prefill step: p0 + p_tok*(prefill tokens) + p_dec*(other tokens) + p_kv*KV
     and each drafter's own cost on top. All >= 0.
     """
@@ -232,6 +233,7 @@ class StepCoefficients:
     p_tok_s: float
     p_dec_s: float
     p_kv_s: float
+    c_lead_s: float = 0.0
     drafters: dict[str, DraftCoefficients] = field(default_factory=dict)
     relative_spread: float = 0.0  # of decode steps, one standard deviation
     num_steps: int = 0

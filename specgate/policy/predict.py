@@ -98,8 +98,11 @@ def _decode(view: ModelView, method: str, curve: AcceptanceCurve | None, depth: 
     sampled = float(shape.is_sampled) + (batch - 1) * view.traffic.sampled_share
     knee = math.inf if step.knee_tokens is None else step.knee_tokens
     below = _below(knee, shape.batch, depth, drafted)
+    d = step.drafters.get(method, _NO_DRAFTER)
+    leads = curve is None or depth <= 0 or d.calls_per_token <= 0
     rows = [
         ("step (c0)", 1.0, step.c0_s, "steps"),
+        ("target's forward leads (c_lead)", float(leads), step.c_lead_s, "steps"),
         ("sequences (c_seq)", batch, step.c_seq_s, "sequences"),
         ("tokens (c_tok)", below, step.c_tok_s, "tokens"),
         ("tokens above the knee (c_tok_above)", tokens - below, step.c_tok_above_s, "tokens"),
@@ -109,7 +112,6 @@ def _decode(view: ModelView, method: str, curve: AcceptanceCurve | None, depth: 
         ("prompts of others", 1.0, view.traffic.prefill_extra_s, "steps"),
     ]
     if curve is not None and depth > 0:
-        d = step.drafters.get(method, _NO_DRAFTER)
         rows += [
             (f"{method}: calls (d0)", d.calls_per_token * depth, d.d0_s, "calls"),
             (f"{method}: sequences (d_seq)", batch, d.d_seq_s, "sequences"),

@@ -27,6 +27,7 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 SATURATED = 16.0  # sequences at which a token's price is taken for C2: capacity is decided under load
 UNITS = {
     "c0": "s per decode step",
+    "c_lead": "s per decode step without draft calls before it",
     "c_seq": "s per decoding sequence",
     "c_tok": "s per token in the forward",
     "c_tok_above": "s per token beyond the knee",
@@ -51,7 +52,8 @@ _TYPICAL = Workload(prompt_tokens=200.0, output_tokens=100.0)
 def coefficients(step: StepCoefficients) -> dict[str, float]:
     """By name, drafters as `<method>.<name>`; the knee only where there is one."""
     named = {
-        "c0": step.c0_s, "c_seq": step.c_seq_s, "c_tok": step.c_tok_s, "c_tok_above": step.c_tok_above_s,
+        "c0": step.c0_s, "c_lead": step.c_lead_s,
+        "c_seq": step.c_seq_s, "c_tok": step.c_tok_s, "c_tok_above": step.c_tok_above_s,
         "c_kv": step.c_kv_s, "c_sample": step.c_sample_s, "p0": step.p0_s, "p_tok": step.p_tok_s,
         "p_dec": step.p_dec_s, "p_kv": step.p_kv_s,
     }  # fmt: skip

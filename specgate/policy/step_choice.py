@@ -62,6 +62,7 @@ class Prices:
     kv_s: float
     sampled_s: float
     mixed_token_s: float  # per token of a step that computes prompts too
+    lead_s: float  # of a step without draft calls
     arms: tuple[Arm, ...]
     depth_of: tuple[int, ...]  # by column
 
@@ -101,6 +102,7 @@ class Prices:
             kv_s=step.c_kv_s,
             sampled_s=step.c_sample_s,
             mixed_token_s=max(step.p_dec_s, step.p_tok_s, step.c_tok_s),
+            lead_s=step.c_lead_s,
             arms=tuple(arms),
             depth_of=(0, *(depth for arm in arms for depth in range(1, arm.depth + 1))),
         )
@@ -115,6 +117,7 @@ class Prices:
         """A step without drafts, but for the tokens in its forward."""
         return (
             self.base_s
+            + self.lead_s
             + self.seq_s * num_sequences
             + self.kv_s * num_kv_tokens
             + self.sampled_s * num_sampled
@@ -174,13 +177,16 @@ def choose(rows: Rows, prices: Prices, depths: Sequence[int], rate: float, token
     pick = np.arange(len(value))
     best = value[:, 0].copy()
     column = np.zeros(len(value), dtype=np.intp)
+    lead_s = 0.0 if _has_calls(prices, depths) else prices.lead_s  # saved by the first calls there are
     for index, arm in enumerate(prices.arms):
         part = value[:, arm.columns]
         if arm.call_s > 0:
             paid = depths[index] if depths else 0
-            deep = np.maximum.accumulate(part, axis=1)  # the best up to each depth
-            gain = np.maximum(deep - best[:, None], 0.0).sum(axis=0)
-            gain -= rate * arm.call_s * np.maximum(np.arange(1 - paid, arm.depth + 1 - paid), 0)
+            lift = np.maximum.accumulate(part, axis=1) - best[:, None]  # by the best up to each depth
+            gain = np.maximum(lift, 0.0).sum(axis=0)
+            gain = np.where(gain > 0, gain, lift.max(axis=0))  # one has to draft, if any is to
+            calls = np.maximum(np.arange(1 - paid, arm.depth + 1 - paid), 0)
+            gain += rate * (lead_s - arm.call_s * calls)
             depth = int(gain.argmax())
             if gain[depth] <= 0:
                 continue
@@ -188,6 +194,10 @@ def choose(rows: Rows, prices: Prices, depths: Sequence[int], rate: float, token
         at = part.argmax(axis=1)
         top = part[pick, at]
         better = top > best
+        if arm.call_s > 0:
+            lead_s = 0.0
+            if not better.any():
+                better[(top - best).argmax()] = True
         best = np.where(better, top, best)
         column = np.where(better, at + arm.first, column)
     return column
@@ -199,13 +209,22 @@ def cost(rows: Rows, prices: Prices, column: Ints, settled: Settled) -> Plan:
     drafted = settled.num_drafted + float(rows.drafted[pick, column].sum())
     seconds = settled.plain_s + settled.extra_s + float(rows.extra_s[pick, column].sum())
     seconds += _tokens_s(rows, prices, column, settled, drafted)
+    depths = list(settled.depths) or [0] * len(prices.arms)
     for index, arm in enumerate(prices.arms):
         if arm.call_s > 0:
             own = column[(column >= arm.first) & (column < arm.first + arm.depth)]
             deepest = int(own.max()) - arm.first + 1 if len(own) else 0
-            seconds += arm.call_s * max(deepest, settled.depths[index] if settled.depths else 0)
+            depths[index] = max(deepest, depths[index])
+            seconds += arm.call_s * depths[index]
+    if _has_calls(prices, depths):
+        seconds -= prices.lead_s
     tokens = settled.num_tokens + float(rows.tokens[pick, column].sum())
     return Plan(column, tokens, drafted, seconds)
+
+
+def _has_calls(prices: Prices, depths: Sequence[int]) -> bool:
+    """Whether a draft model runs in a step of these depths (by arm), before the target."""
+    return any(depth > 0 and arm.call_s > 0 for arm, depth in zip(prices.arms, depths, strict=False))
 
 
 def solve(rows: Rows, prices: Prices, settled: Settled, rate: float, max_rounds: int) -> Plan:
