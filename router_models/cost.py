@@ -76,6 +76,8 @@ def step_s(
     d = c.drafters.get(policy, _NO_DRAFTER)
     if depth <= 0 or d.calls_per_token <= 0:
         seconds += c.c_lead_s
+    else:
+        seconds += d.d_lead_s
     if depth <= 0:
         return seconds
     seconds += d.d0_s * d.calls_per_token * depth + d.d_seq_s * batch
@@ -92,7 +94,7 @@ def request_cost(
     d = c.drafters.get(policy, _NO_DRAFTER)
     num_steps = load.output_tokens / max(expected_tokens, 1.0)
     slope = _token_slope_s(c, batch * (1 + depth))
-    lead_s = c.c_lead_s if depth <= 0 or d.calls_per_token <= 0 else 0.0
+    lead_s = c.c_lead_s if depth <= 0 or d.calls_per_token <= 0 else d.d_lead_s
     c1 = c.p0_s + num_steps * (c.c0_s + lead_s + d.d0_s * d.calls_per_token * depth)
     kv_s = c.c_kv_s * load.kv_tokens
     per_step = c.c_seq_s + slope * (1 + depth) + kv_s

@@ -2,14 +2,14 @@
 
     decode step   T = c0 + c_lead*L + c_seq*B + c_tok*N + c_kv*KV + c_sample*R   + drafters
     prefill step  T = p0 + p_tok*(prefill tokens) + p_dec*(other tokens) + p_kv*KV   + drafters
-    a drafter     T = d0*calls + d_seq*sequences + d_tok*draft tokens + d_kv*draft KV
+    a drafter     T = d0*calls + d_lead*L' + d_seq*sequences + d_tok*draft tokens + d_kv*draft KV
                       + d_fill*tokens read up on
 
 Every coefficient is >= 0 and means what it says. The engine times each drafter apart, so target
 and drafters are fitted apart and no coefficient has to explain the other's time. A step with any
 prompt tokens in it is a prefill step. L is 1 where the step leads with the target's forward: what the
 last step leaves to others (sending its tokens, on the same cores) delays whatever runs first, and where
-a draft model's calls come first it is they that are delayed.
+a draft model's calls come first it is they that are delayed: then L' is 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ PREFILL = RegressionSpec(
     names=("p0", "p_tok", "p_dec", "p_kv"), scales=(1.0, 256.0, 16.0, 4096.0), memory=200.0
 )
 DRAFT = RegressionSpec(
-    names=("d0", "d_seq", "d_tok", "d_kv", "d_fill"), scales=(4.0, 8.0, 16.0, 4096.0, 256.0)
+    names=("d0", "d_seq", "d_tok", "d_kv", "d_fill", "d_lead"),
+    scales=(4.0, 8.0, 16.0, 4096.0, 256.0, 1.0),
 )
 
 
@@ -55,7 +56,8 @@ def _target_row(x: StepFeatures) -> tuple[float, ...]:
 
 
 def _draft_row(d: DraftFeatures) -> tuple[float, ...]:
-    return (d.num_calls, d.num_sequences, d.num_draft_tokens, d.num_kv_tokens, d.num_fill_tokens)
+    work = (d.num_calls, d.num_sequences, d.num_draft_tokens, d.num_kv_tokens, d.num_fill_tokens)
+    return (*work, float(d.num_calls > 0))
 
 
 @dataclass
@@ -172,7 +174,7 @@ class StepLatency:
         )
 
     def _draft_coefficients(self, name: str) -> DraftCoefficients:
-        d0, d_seq, d_tok, d_kv, d_fill = self._drafters[name].coefficients().tolist()
+        d0, d_seq, d_tok, d_kv, d_fill, d_lead = self._drafters[name].coefficients().tolist()
         r = self._ratios[name]
         return DraftCoefficients(
             d0_s=d0,
@@ -180,6 +182,7 @@ class StepLatency:
             d_tok_s=d_tok,
             d_kv_s=d_kv,
             d_fill_s=d_fill,
+            d_lead_s=d_lead,
             calls_per_token=r.calls_per_token,
             kv_per_target_kv=r.kv_per_target_kv,
         )

@@ -210,6 +210,7 @@ class DraftCoefficients:
     d_fill_s: float = 0.0  # per context token it reads up on
     calls_per_token: float = 0.0  # calls / depth: 1 for an autoregressive draft model, 0 for n-gram
     kv_per_target_kv: float = 0.0  # drafter KV tokens per draft token and target KV token of its sequence
+    d_lead_s: float = 0.0  # per step with any calls
 
 
 @dataclass(frozen=True, slots=True)

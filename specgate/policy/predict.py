@@ -113,6 +113,7 @@ def _decode(view: ModelView, method: str, curve: AcceptanceCurve | None, depth: 
     ]
     if curve is not None and depth > 0:
         rows += [
+            (f"{method}: its calls lead (d_lead)", float(not leads), d.d_lead_s, "steps"),
             (f"{method}: calls (d0)", d.calls_per_token * depth, d.d0_s, "calls"),
             (f"{method}: sequences (d_seq)", batch, d.d_seq_s, "sequences"),
             (f"{method}: draft tokens (d_tok)", batch * drafted, d.d_tok_s, "tokens"),

@@ -144,7 +144,7 @@ class Probing:
         drafted = float(table.drafted[index, trial.column].sum())
         instead = float(table.drafted[index, planned].sum())
         seconds = float((table.extra_s[index, trial.column] - table.extra_s[index, planned]).sum())
-        seconds += arm.call_s * (trial.column - arm.first + 1)
+        seconds += arm.call_s * (trial.column - arm.first + 1) + arm.start_s
         seconds += table.prices.tokens_s(batch + drafted) - table.prices.tokens_s(batch + instead)
         if rate > 0:
             fewer = float((table.tokens[index, planned] - table.tokens[index, trial.column]).sum())

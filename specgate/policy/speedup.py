@@ -39,6 +39,7 @@ UNITS = {
     "p_dec": "s per other token in a prefill step",
     "p_kv": "s per KV token in a prefill step",
     "d0": "s per draft call",
+    "d_lead": "s per decode step that its calls lead",
     "d_seq": "s per drafting sequence",
     "d_tok": "s per draft token",
     "d_kv": "s per KV token of the drafter",
@@ -60,9 +61,11 @@ def coefficients(step: StepCoefficients) -> dict[str, float]:
     if step.knee_tokens is not None:
         named["knee"] = step.knee_tokens
     for method, d in step.drafters.items():
-        values = (d.d0_s, d.d_seq_s, d.d_tok_s, d.d_kv_s, d.d_fill_s, d.calls_per_token, d.kv_per_target_kv)
-        names = ("d0", "d_seq", "d_tok", "d_kv", "d_fill", "calls_per_token", "kv_per_target_kv")
-        named |= {f"{method}.{name}": value for name, value in zip(names, values, strict=True)}
+        own = {
+            "d0": d.d0_s, "d_lead": d.d_lead_s, "d_seq": d.d_seq_s, "d_tok": d.d_tok_s, "d_kv": d.d_kv_s,
+            "d_fill": d.d_fill_s, "calls_per_token": d.calls_per_token, "kv_per_target_kv": d.kv_per_target_kv,
+        }  # fmt: skip
+        named |= {f"{method}.{name}": value for name, value in own.items()}
     return named
 
 

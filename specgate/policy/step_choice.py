@@ -43,6 +43,7 @@ class Arm:
     seq_s: float  # per drafting sequence
     kv_s: float  # per draft token and KV token of the target's
     token_s: float  # per draft token, in the drafter
+    start_s: float = 0.0  # once, if there are calls
 
     @property
     def columns(self) -> slice:
@@ -91,6 +92,7 @@ class Prices:
                     seq_s=d.d_seq_s,
                     kv_s=d.d_kv_s * d.kv_per_target_kv,
                     token_s=d.d_tok_s,
+                    start_s=d.d_lead_s,
                 )
             )
         return cls(
@@ -186,7 +188,7 @@ def choose(rows: Rows, prices: Prices, depths: Sequence[int], rate: float, token
             gain = np.maximum(lift, 0.0).sum(axis=0)
             gain = np.where(gain > 0, gain, lift.max(axis=0))  # one has to draft, if any is to
             calls = np.maximum(np.arange(1 - paid, arm.depth + 1 - paid), 0)
-            gain += rate * (lead_s - arm.call_s * calls)
+            gain += rate * (lead_s - (0.0 if paid else arm.start_s) - arm.call_s * calls)
             depth = int(gain.argmax())
             if gain[depth] <= 0:
                 continue
@@ -215,7 +217,7 @@ def cost(rows: Rows, prices: Prices, column: Ints, settled: Settled) -> Plan:
             own = column[(column >= arm.first) & (column < arm.first + arm.depth)]
             deepest = int(own.max()) - arm.first + 1 if len(own) else 0
             depths[index] = max(deepest, depths[index])
-            seconds += arm.call_s * depths[index]
+            seconds += arm.call_s * depths[index] + (arm.start_s if depths[index] else 0.0)
     if _has_calls(prices, depths):
         seconds -= prices.lead_s
     tokens = settled.num_tokens + float(rows.tokens[pick, column].sum())

@@ -19,6 +19,7 @@ def prices(
     above_s: float | None = None,
     knee: float | None = None,
     lead_s: float = 0.0,
+    start_s: float = 0.0,
 ) -> Prices:
     step = StepCoefficients(
         c0_s=0.02, c_seq_s=1e-4, c_tok_s=token_s, c_kv_s=0.0, c_sample_s=0.0,
@@ -26,7 +27,7 @@ def prices(
         p_dec_s=1e-3, p_kv_s=0.0, c_lead_s=lead_s,
         drafters={
             "ngram": DraftCoefficients(d_seq_s=5e-5),
-            "draft": DraftCoefficients(d0_s=call_s, d_tok_s=1e-4, calls_per_token=1.0),
+            "draft": DraftCoefficients(d0_s=call_s, d_tok_s=1e-4, calls_per_token=1.0, d_lead_s=start_s),
         },
         num_steps=100,
     )  # fmt: skip
@@ -65,11 +66,12 @@ chance = st.floats(0.0, 1.0)
     token_s=st.floats(1e-5, 0.02),
     call_s=st.floats(1e-4, 0.03),
     lead_s=st.one_of(st.just(0.0), st.floats(0.0, 0.02)),
+    start_s=st.one_of(st.just(0.0), st.floats(0.0, 0.02)),
 )
 def test_no_plan_is_better(
-    accept: list[tuple[float, float, float]], token_s: float, call_s: float, lead_s: float
+    accept: list[tuple[float, float, float]], token_s: float, call_s: float, lead_s: float, start_s: float
 ) -> None:
-    to = prices(token_s, call_s, lead_s=lead_s)
+    to = prices(token_s, call_s, lead_s=lead_s, start_s=start_s)
     rows = make_rows(accept, to)
     settled = Settled(to.plain_s(len(accept), 0.0, 0.0), len(accept))
     assert solve(rows, to, settled, 0.0, 12).rate >= best_by_trying(rows, to, settled) * (1 - 1e-6)
