@@ -173,7 +173,7 @@ class LearningConfig:
 
     folder: str | None = setting(None, "keeps what was learned, one JSON file a model; null: memory only")
     save_every_s: float = setting(30.0, "between two saves; also saved at the end", gt=0)
-    publish_every_s: float = setting(0.5, "between two snapshots to decisions and engine", ge=0.05)
+    publish_every_s: float = setting(1.0, "between two snapshots to decisions and engine", ge=0.05)
     sweep_s: float = setting(
         4.0, "at a first start, how long the engine may try out step sizes; 0: not at all", ge=0, le=120
     )

@@ -19,7 +19,7 @@ _SHUT, _UNPROVEN = 1e9, 1e6  # tokens: no gain is as large; an unproven arm may 
 _FIRST_ROWS = 16
 _RATE_SHRINK = 12.0  # granted steps of prior for how often a drafter finds a draft for this request
 _COOL_FACTOR = 5.0  # how much larger a gain must be right after a change of method
-_BETWEEN_DRAFTERS = 2.0  # the same, where both draft: each is as unsure as the other
+_BETWEEN_DRAFTERS = 4.0  # the same at any time, where both draft: one is as unsure as the other
 COOL_STEPS = 24  # steps that count as right after
 _MAX_WAIT_STEPS = 32  # granted steps between two looks at a request's own acceptance
 _SAME_TOKENS = 0.03  # expected tokens by which a request must be another before its row is computed anew
@@ -155,12 +155,13 @@ class Table:
         self.arm_of_column = [0]
         for index, arm in enumerate(self.prices.arms):
             self.arm_of_column += [index + 1] * arm.depth
-        # By arm in force and column: how many margins apply, and is the arm still to prove itself?
+        # By arm in force and column: does the margin apply, how often at least, and is the arm unproven?
         self._is_other: Array = np.ones((1 + self.num_arms, self.prices.num_columns))
         self._is_other[:, 0] = 0.0
+        self._margins: Array = np.ones_like(self._is_other)
+        self._margins[1:, 1:] = _BETWEEN_DRAFTERS
         self._unproven: Array = np.zeros_like(self._is_other)
         for number, arm in enumerate(self.prices.arms):
-            self._is_other[number + 1, 1:] = _BETWEEN_DRAFTERS
             self._is_other[number + 1, arm.columns] = 0.0
             if view.num_steps.get(arm.method, 0.0) < view.planner.min_drafting_steps:
                 self._unproven[:, arm.columns] = _UNPROVEN
@@ -279,8 +280,9 @@ class Table:
             max(_COOL_FACTOR if step - seat.changed_step < COOL_STEPS else 1.0, 1.0 + 2.0 * seat.num_changes)
             for seat in seats
         ]
-        bonus = self.margin * np.array(factor) * self.tokens[index, column]
-        self.penalty[index] = bonus[:, None] * self._is_other[arm] + self._unproven[arm]
+        margins = np.maximum(np.array(factor)[:, None], self._margins[arm]) * self._is_other[arm]
+        better_by = self.margin * self.tokens[index, column]
+        self.penalty[index] = better_by[:, None] * margins + self._unproven[arm]
         for seat in seats:
             for number, known in enumerate(seat.curves):
                 method = self.prices.arms[number]

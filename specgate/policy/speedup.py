@@ -63,7 +63,8 @@ def coefficients(step: StepCoefficients) -> dict[str, float]:
     for method, d in step.drafters.items():
         own = {
             "d0": d.d0_s, "d_lead": d.d_lead_s, "d_seq": d.d_seq_s, "d_tok": d.d_tok_s, "d_kv": d.d_kv_s,
-            "d_fill": d.d_fill_s, "calls_per_token": d.calls_per_token, "kv_per_target_kv": d.kv_per_target_kv,
+            "d_fill": d.d_fill_s, "calls_per_token": d.calls_per_token,
+            "kv_per_target_kv": d.kv_per_target_kv,
         }  # fmt: skip
         named |= {f"{method}.{name}": value for name, value in own.items()}
     return named
