@@ -4,9 +4,10 @@
                                      ^-----------(bad; longer cool-down)---|
 
 A guard whose reading can be taken while the policy is shut (queue wait, load, memory) needs no
-probes: its door opens when the reading is back below `reopen_ratio` of the threshold. Trips in a
-row shut for longer each time; a door that stayed allowed for a while starts afresh. There is no
-way to be stuck: shut ends by time, and a probing door lets probes through.
+probes: its door opens when the reading is back below `reopen_ratio` of the threshold, after the same
+cool-down each time, since it costs nothing to know. Where only trying tells, trips in a row shut for
+longer each time; a door that stayed allowed for a while starts afresh. There is no way to be stuck:
+shut ends by time, and a probing door lets probes through.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def advance(
     is_bad = reading is not None and reading.is_enough and reading.severity > 1
     if door.state is DoorState.ALLOWED:
         if is_bad:
-            return _trip(door, reading, now_s, timing)
+            return _trip(door, reading, now_s, timing, needs_probes=needs_probes)
         if door.num_trips and now_s - door.since_s >= timing.forgive_s:
             return replace(door, num_trips=0)
         return door
@@ -98,7 +99,7 @@ def advance(
             return _open(door, now_s)
         return door
     if is_bad:
-        return _trip(door, reading, now_s, timing)
+        return _trip(door, reading, now_s, timing, needs_probes=needs_probes)
     if reading is not None and reading.is_enough:
         is_good = reading.severity <= timing.reopen_ratio
         if is_good or reading.num_samples >= 4 * reading.min_samples:  # middling, for long: no reason to shut
@@ -110,9 +111,11 @@ def _open(door: Door, now_s: float) -> Door:
     return replace(door, state=DoorState.ALLOWED, since_s=now_s)
 
 
-def _trip(door: Door, reading: Reading | None, now_s: float, timing: DoorTiming) -> Door:
+def _trip(
+    door: Door, reading: Reading | None, now_s: float, timing: DoorTiming, *, needs_probes: bool
+) -> Door:
     longest = timing.max_cooldown_s / timing.cooldown_s
-    factor = min(longest, timing.backoff ** min(door.num_trips, 64))
+    factor = min(longest, timing.backoff ** min(door.num_trips, 64)) if needs_probes else min(longest, 1.0)
     return Door(
         state=DoorState.SHUT,
         since_s=now_s,

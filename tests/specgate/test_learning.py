@@ -11,6 +11,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.types import DraftWork, MethodCounts, SamplingParams, SequenceStats, StepRecord
+from router_models.types import AcceptanceKey
 from specgate.config import LearningConfig, PolicyConfig
 from specgate.learning import Learner
 from specgate.model_store import ModelStore, fingerprint
@@ -225,3 +226,16 @@ def test_r2_is_not_told_of_outcomes_that_hardly_differ() -> None:
         apart.add(10.0 + number, 11.0 + number)
     assert alike.score().r2 is None
     assert apart.score().r2 == pytest.approx(0.999, abs=0.001)
+
+
+def test_what_would_have_been_drafted_teaches_like_what_was() -> None:
+    learner = Learner(PolicyConfig(), LearningConfig())
+    learner.set_methods({"ngram": 4})
+    told = MethodCounts("ngram", 40, 40, 160, (36, 33, 30, 27), (40,) * 4)
+    done = outcome()
+    stats = tuple(replace(one, in_hindsight=(told,)) for one in done.stats)
+    before = learner.acceptance_model.num_steps("ngram")
+    learner.learn(replace(done, stats=stats))
+    assert learner.acceptance_model.num_steps("ngram") == before + 40
+    curve = learner.acceptance_model.predict_one(AcceptanceKey("ngram", "chat", "greedy"))
+    assert curve.expected_tokens[4] > 3

@@ -123,3 +123,32 @@ def test_sequences_do_not_see_each_other() -> None:
 def test_impossible_lookups_are_refused(low: int, high: int) -> None:
     with pytest.raises(ValueError, match="prompt_lookup_min"):
         NgramDrafter(NgramConfig(4, low, high))
+
+
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=60),
+    st.lists(st.integers(0, 2), max_size=60),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(1, 5),
+    st.integers(0, 60),
+)
+@settings(max_examples=200, deadline=None)
+def test_hindsight_tells_what_drafting_would_have_done(
+    prompt: list[int], more: list[int], min_n: int, extra_n: int, num: int, looked_at: int
+) -> None:
+    """Every step as `propose` would have drafted it then; in two looks as in one."""
+    config = NgramConfig(num, min_n, min_n + extra_n)
+    text = prompt + more
+    expected, at = [], len(prompt)
+    while at + num < len(text):
+        draft = naive(text[:at], min_n, min_n + extra_n, num)
+        right = next((i for i, token in enumerate(draft) if token != text[at + i]), len(draft))
+        expected.append((len(draft), right))
+        at += right + 1
+    drafter = NgramDrafter(config)
+    first, begins = drafter.hindsight("a", text[: len(prompt) + looked_at], len(prompt), num)
+    rest, ends = drafter.hindsight("a", text, begins, num)
+    assert first + rest == expected
+    assert ends == at
+    assert propose(drafter, text, num) == naive(text, min_n, min_n + extra_n, num)

@@ -26,6 +26,18 @@ def test_an_ambient_door_shuts_above_and_opens_only_well_below() -> None:
     assert advance(door, None, 10, TIMING, needs_probes=False).state is ALLOWED  # nobody waits any more
 
 
+def test_an_ambient_door_does_not_back_off_since_it_sees_when_it_is_over() -> None:
+    """A server that is full every ten seconds must not stay shut for minutes in between."""
+    door, now = Door(), 0.0
+    for _ in range(8):
+        door = advance(door, reading(200), now, TIMING, needs_probes=False)
+        assert (door.state, door.opens_s - now) == (SHUT, 10)
+        now = door.opens_s
+        door = advance(door, reading(10), now, TIMING, needs_probes=False)
+        assert door.state is ALLOWED
+        now += 1
+
+
 def test_too_few_samples_do_not_shut() -> None:
     assert advance(Door(), reading(500, num=9), 0, TIMING, needs_probes=True).state is ALLOWED
     assert advance(Door(), reading(500, num=10), 0, TIMING, needs_probes=True).state is SHUT

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.spec.planner import SequenceView, StepView
-from engine.types import PolicyAssignment
+from engine.types import MethodCounts, PolicyAssignment
 from router_models.acceptance import Acceptance
 from router_models.types import AcceptanceCounts, AcceptanceKey, DraftCoefficients, StepCoefficients
 from specgate.policy.plan_step import StepPlanner
@@ -186,6 +186,20 @@ def test_other_methods_begin_with_a_clean_table() -> None:
     planner.use(model(methods={"ngram": 2}))
     for step in range(20):
         planner.plan(StepView(step, step * 0.03, (sequence("b", AUTO),), 0, 0, 100))
+
+
+def test_what_a_drafter_would_have_done_turns_a_request_to_it_without_a_probe() -> None:
+    """The task's n-grams find little, this request's nearly all."""
+    planner = StepPlanner()
+    planner.use(model(draft=0.02, ngram=0.02))
+    a = sequence("a", AUTO)
+    for step in range(120):
+        told = (MethodCounts("ngram", step, step, 4 * step, (step,) * 4, (step,) * 4),)
+        a = replace(a, num_tokens=a.num_tokens + 1, num_output_tokens=step + 1, in_hindsight=told)
+        plan = planner.plan(StepView(step, step * 0.03, (a,), 0, 0, 100)).get("a")
+        assert plan is None or plan.method != "ngram" or plan.reason == Reason.PREDICTED_FASTEST
+    assert plan is not None
+    assert (plan.method, plan.max_draft_tokens) == ("ngram", 4)
 
 
 numbers = st.integers(-5, 10_000)
