@@ -200,6 +200,13 @@ def test_what_a_drafter_would_have_done_turns_a_request_to_it_without_a_probe() 
         assert plan is None or plan.method != "ngram" or plan.reason == Reason.PREDICTED_FASTEST
     assert plan is not None
     assert (plan.method, plan.max_draft_tokens) == ("ngram", 4)
+    reasons = set()
+    for step in range(120, 1500):  # others come that nobody looked at yet, and no time is short for probes
+        young = sequence(f"b{step // 10}", AUTO, num_output_tokens=step % 10)
+        plan = planner.plan(StepView(step, step * 0.03, (young,), 0, 0, 100)).get(young.seq_id)
+        if plan is not None and plan.method == "ngram":
+            reasons.add(plan.reason)
+    assert Reason.EXPLORATION not in reasons
 
 
 numbers = st.integers(-5, 10_000)
