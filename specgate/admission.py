@@ -102,7 +102,8 @@ class Admission:
             self._leave(ticket)
 
     def refusal(self, who: Entrant) -> TooManyRequests | None:
-        """Why a request for one answer would be turned away now; then one for more would be as well."""
+        """Why a request for one answer would be turned away now; then one for more would be as well.
+        Changes nothing: see `turned_away`."""
         has_room = self._num_used < self._config.max_concurrent
         if has_room and not self._waiting:
             return None
@@ -116,6 +117,11 @@ class Admission:
                 return None
         return self._problem(ticket, limits, who)
 
+    def turned_away(self, problem: TooManyRequests) -> None:
+        """Somebody was, with this. As long as an answer takes, others are then not let in to wait long."""
+        if isinstance(problem, QueueTooSlow) and problem.is_for_all:
+            self._crowded_until_s = self._clock.monotonic() + (self._pace.mean_s or 0.0)
+
     async def _enter(self, num_answers: int, who: Entrant) -> Ticket:
         limits = self._limits_of(who.key)
         cost = min(num_answers, self._config.max_concurrent)
@@ -126,6 +132,7 @@ class Admission:
             return ticket
         self._queue.drop(ticket)
         if (problem := self._problem(ticket, limits, who)) is not None:
+            self.turned_away(problem)
             raise problem
         self._queue.push(ticket)
         waiting = _Waiting(ticket, self._clock.monotonic(), asyncio.get_running_loop().create_future())
@@ -157,8 +164,7 @@ class Admission:
             problem = TooManyRequests(f"The queue is full: {num_waiting} requests are waiting.")
         elif wait_s is not None and wait_s > min(who.patience_s, most_s):
             problem = QueueTooSlow(f"There would be {wait_s:.1f} s to wait, which is too long.")
-            if wait_s > most_s:
-                self._crowded_until_s = self._clock.monotonic() + (self._pace.mean_s or 0.0)
+            problem.is_for_all = wait_s > most_s
         if problem is not None:
             problem.retry_after_s = _retry_after_s(wait_s)
         return problem

@@ -174,6 +174,7 @@ class QueueTooSlow(TooManyRequests):
     """By the present pace the request would wait longer than it may."""
 
     default_code = "queue_too_slow"
+    is_for_all = False  # True: longer than anybody may wait, and not only this request
 
 
 class RateLimited(TooManyRequests):

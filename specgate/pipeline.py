@@ -158,19 +158,21 @@ class Pipeline:
                 self._count_undecided(request, sys.exception())
 
     def refusal(self, tenant: str) -> ApiError | None:
-        """Why any request of this key would be refused now, whatever its body says. Changes nothing:
-        this is how requests are turned away for a fraction of what reading them takes."""
+        """Why any request of this key is refused now, whatever its body says: this is how requests are
+        turned away for a fraction of what reading them takes."""
         if self.switches.takes_nothing:
             return _draining()
         if (over := self._rates.refusal(tenant)) is not None:
             return over
         who = Entrant(tenant, self._live.limits_of(tenant).priority, self._live.config.requests.deadline_s)
-        first: ApiError | None = None
+        problems = []
         for model in self.models.values():
             if (full := model.admission.refusal(who)) is None:
                 return None
-            first = first or full
-        return first
+            problems.append(full)
+        for model, full in zip(self.models.values(), problems, strict=True):
+            model.admission.turned_away(full)
+        return next(iter(problems), None)
 
     def cut_off(self, error: ApiError) -> None:
         """End everything that still runs, with this error."""

@@ -48,6 +48,8 @@ class Probing:
         """These sequences (all: None) are gone."""
         if self._trial is not None and (seats is None or any(seat in seats for seat in self._trial.seats)):
             self._trial = None
+        if seats is None:
+            self._told.clear()  # other methods may bear the same names
 
     def account(self, now_s: float, last: tuple[float, Plan] | None) -> None:
         """The step before is over: what it took, and what its probe cost."""
