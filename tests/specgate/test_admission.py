@@ -61,6 +61,45 @@ async def test_who_cannot_be_served_in_time_is_told_at_once() -> None:
     admission = Admission(limits, clock)
     await serve_some(admission, clock, 4.0)
     async with admission.slot(1):
+        clock.advance(1.5)
+        async with admission.slot(1):
+            clock.advance(0.5)
+            with pytest.raises(QueueTooSlow) as refused:  # 2 s to the next free slot
+                await admission.slot(1, Entrant(patience_s=1.9)).__aenter__()
+            assert refused.value.retry_after_s == 2
+            assert isinstance(admission.refusal(Entrant(patience_s=1.9)), QueueTooSlow)
+            assert admission.refusal(Entrant(patience_s=2.1)) is None
+            waiting = asyncio.create_task(admission.slot(1, Entrant(patience_s=2.1)).__aenter__())
+            await asyncio.sleep(0)
+            assert admission.num_queued == 1
+            with pytest.raises(QueueTooSlow):  # the one after it: 3.5 s
+                await admission.slot(1, Entrant(patience_s=3.4)).__aenter__()
+    await waiting
+
+
+async def test_waiting_adds_no_more_than_its_share_to_what_answers_take() -> None:
+    """Requests that began together end together: the queue is as good as empty, and the wait long."""
+    clock = FakeClock()
+    admission = Admission(AdmissionConfig(max_concurrent=4, max_queue=100, max_wait_ratio=0.5), clock)
+    await serve_some(admission, clock, 2.0)
+    async with AsyncExitStack() as stack:
+        for _ in range(4):
+            await stack.enter_async_context(admission.slot(1))
+        clock.advance(1.1)  # 0.9 s to go
+        waiting = []
+        while admission.refusal(Entrant()) is None:
+            waiting.append(asyncio.create_task(admission.slot(1).__aenter__()))
+            await asyncio.sleep(0)
+        assert len(waiting) == 4  # the fifth would wait for a whole answer more
+    await asyncio.gather(*waiting)
+
+
+async def test_no_queue_stands_while_others_are_turned_away() -> None:
+    """It would add to what answers take, and the slots are as busy without it."""
+    clock = FakeClock()
+    admission = Admission(AdmissionConfig(max_concurrent=1, max_queue=100, max_wait_ratio=0.5), clock)
+    await serve_some(admission, clock, 2.0)
+    async with admission.slot(1):
         clock.advance(0.9)
         assert isinstance(admission.refusal(Entrant()), QueueTooSlow)  # 1.1 s; nobody was told so yet
         clock.advance(0.6)
@@ -77,7 +116,7 @@ async def test_who_cannot_be_served_in_time_is_told_at_once() -> None:
     clock.advance(2.1)  # nobody was turned away for as long as an answer takes
     async with admission.slot(1):
         clock.advance(1.2)
-        with pytest.raises(QueueTooSlow):  # for its own haste
+        with pytest.raises(QueueTooSlow):  # its own haste
             await admission.slot(1, Entrant(patience_s=0.1)).__aenter__()
         assert admission.refusal(Entrant()) is None  # 0.8 s
 
