@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from engine.types import StepRecord
+from engine.types import BASELINE, StepRecord
 from router_models.acceptance import Acceptance, sampling_band
 from router_models.asked_length import asked_tokens
 from router_models.base import State, StateError
@@ -122,6 +122,7 @@ class Learner:
         """A request that was decided, however it ended."""
         self._has_news = True
         self._learn_acceptance(outcome)
+        self._settle_exploration(outcome)
         if outcome.outcome != "ok":
             return
         changes = [c for c in outcome.policy_changes if c.reason == Reason.PREDICTED_FASTEST]
@@ -135,6 +136,15 @@ class Learner:
         self._spent_s += decision.explore_cost_s
         if decision.reason == Reason.PREDICTED_FASTEST:
             self._incumbents[decision.task.label] = decision.policy
+
+    def _settle_exploration(self, outcome: RequestOutcome) -> None:
+        """A control that took longer than predicted (plain among requests that draft, it pays for their
+        drafts in every step) has cost the more."""
+        decision = outcome.decision
+        if decision.explore_cost_s <= 0 or decision.policy != BASELINE or decision.predicted.e2e_ms is None:
+            return
+        more_s = outcome.timings.e2e_s - decision.predicted.e2e_ms / 1e3
+        self._spent_s += max(more_s, -decision.explore_cost_s)
 
     def set_methods(self, methods: Mapping[str, int]) -> None:
         """The drafters that are loaded, with the most draft tokens of each."""
@@ -239,6 +249,12 @@ class Learner:
         earned = _START_CREDIT_S + self._policy.explore_share * self.steps.busy_s
         self._spent_s = max(self._spent_s, earned - _MAX_CREDIT_S)
         return earned - self._spent_s
+
+    @property
+    def control_credit_s(self) -> float:
+        """The same for controls, which wait until it has been earned: a new server's credit is for
+        methods it has never tried."""
+        return self.explore_credit_s - _START_CREDIT_S
 
     def _length_features(
         self, request: GenerationRequest, task: TaskEstimate, num_prompt: int

@@ -189,7 +189,7 @@ class Pipeline:
         if model.guards.decided(openings, decision.policy):
             hold_steps = max(decision.hold_steps, PROBE_STEPS)
             return replace(decision, is_probe=True, hold_steps=hold_steps)
-        credit_s = model.learner.explore_credit_s
+        credit_s = model.learner.control_credit_s
         if request.overrides.may_probe and model.guards.takes_control(decision, num_prompt_tokens, credit_s):
             return as_control(decision)
         return decision

@@ -18,6 +18,9 @@ class DoorTiming:
     """How a door shuts and opens again; for all guards."""
 
     cooldown_s: float = setting(5.0, "shut for at least this long", gt=0)
+    sensed_cooldown_s: float = setting(
+        1.0, "the same for guards that see when it is over: queue wait, load, memory", gt=0
+    )
     backoff: float = setting(2.0, "each further trip shuts this many times longer", ge=1)
     max_cooldown_s: float = setting(600.0, "but never longer than this", gt=0)
     reopen_ratio: float = setting(0.85, "opens only below this share of the threshold", gt=0, le=1)

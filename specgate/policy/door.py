@@ -4,10 +4,10 @@
                                      ^-----------(bad; longer cool-down)---|
 
 A guard whose reading can be taken while the policy is shut (queue wait, load, memory) needs no
-probes: its door opens when the reading is back below `reopen_ratio` of the threshold, after the same
-cool-down each time, since it costs nothing to know. Where only trying tells, trips in a row shut for
-longer each time; a door that stayed allowed for a while starts afresh. There is no way to be stuck:
-shut ends by time, and a probing door lets probes through.
+probes: its door opens when the reading is back below `reopen_ratio` of the threshold, after a cool-down
+that is short and the same each time, since it costs nothing to know. Where only trying tells, trips in
+a row shut for longer each time; a door that stayed allowed for a while starts afresh. There is no way
+to be stuck: shut ends by time, and a probing door lets probes through.
 """
 
 from __future__ import annotations
@@ -114,12 +114,14 @@ def _open(door: Door, now_s: float) -> Door:
 def _trip(
     door: Door, reading: Reading | None, now_s: float, timing: DoorTiming, *, needs_probes: bool
 ) -> Door:
-    longest = timing.max_cooldown_s / timing.cooldown_s
-    factor = min(longest, timing.backoff ** min(door.num_trips, 64)) if needs_probes else min(longest, 1.0)
+    cooldown_s = timing.sensed_cooldown_s
+    if needs_probes:
+        longest = timing.max_cooldown_s / timing.cooldown_s
+        cooldown_s = timing.cooldown_s * min(longest, timing.backoff ** min(door.num_trips, 64))
     return Door(
         state=DoorState.SHUT,
         since_s=now_s,
-        opens_s=now_s + timing.cooldown_s * max(factor, min(1.0, longest)),
+        opens_s=now_s + min(cooldown_s, timing.max_cooldown_s),
         num_trips=door.num_trips + 1,
         reading=reading,
         why=reading.sentence() if reading is not None else "",

@@ -242,12 +242,16 @@ class GuardPanel:
             limit = self._limits.max_requests_per_s
             readings["rate"] = Reading(rate, limit, "requests/s", what="the request rate", kind="rate")
         # Callers that wait for their answers come as fast as they are served: however busy, few of
-        # them are no overload. One that is real fills the server.
-        num_in_flight = now.load.num_admitted + now.load.num_queued
-        rho = now.costs.rho(rate) if num_in_flight >= self._config.load.min_in_flight else 0.0
-        if rho is not None and self._config.load.max_rho is not None:
+        # them are no overload. One that is real fills the server. So both must be passed, and the milder
+        # reading counts: the rate fades over its window, but a server that empties is seen at once.
+        load, rho = self._config.load, now.costs.rho(rate)
+        if rho is not None and load.max_rho is not None:
             what = "the load, as a share of predicted capacity,"
-            readings["rho"] = Reading(rho, self._config.load.max_rho, "of capacity", what=what, kind="rho")
+            by_rate = Reading(rho, load.max_rho, "of capacity", what=what, kind="rho")
+            what, num_in_flight = "the number in the server", now.load.num_admitted + now.load.num_queued
+            most = max(load.min_in_flight - 1, 0.5)
+            by_number = Reading(num_in_flight, most, "requests", what=what, kind="in_flight")
+            readings["rho"] = min(by_rate, by_number, key=lambda reading: reading.severity)
         return worst(readings)
 
     def _memory(self, now: Conditions) -> Reading | None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.types import DraftWork, MethodCounts, SamplingParams, SequenceStats, StepRecord
+from engine.types import BASELINE, DraftWork, MethodCounts, SamplingParams, SequenceStats, StepRecord
 from router_models.types import AcceptanceKey
 from specgate.config import LearningConfig, PolicyConfig
 from specgate.learning import Learner
@@ -155,6 +155,23 @@ def test_exploring_is_paid_for_out_of_the_engines_time() -> None:
     for number in range(50):
         learner.stepped(record(number, 1.0))
     assert learner.explore_credit_s == pytest.approx(start_s - 0.4 + 0.5)
+
+
+def test_controls_wait_until_their_time_is_earned_and_cost_what_they_took() -> None:
+    learner = Learner(PolicyConfig(explore_share=0.01), LearningConfig())
+    assert learner.control_credit_s == 0
+    for number in range(100):
+        learner.stepped(record(number, 1.0))
+    assert learner.control_credit_s == pytest.approx(1.0)
+    chosen = outcome().decision
+    control = replace(chosen, policy=BASELINE, reason="exploration", explore_cost_s=0.2)
+    learner.decided(control)  # predicted to take 0.9 s instead of 0.7
+    assert learner.control_credit_s == pytest.approx(0.8)
+    learner.learn(outcome(decision=control))  # it took 1 s
+    assert learner.control_credit_s == pytest.approx(0.7)
+    learner.decided(control)
+    learner.learn(outcome(decision=control, outcome="cancelled", timings=Timings(e2e_s=0.1)))
+    assert learner.control_credit_s == pytest.approx(0.7)  # given back, and no more than that
 
 
 def test_the_report_names_units_and_what_follows() -> None:

@@ -14,7 +14,7 @@ from specgate.types import LoadView
 
 METHODS = ("ngram", "draft")
 LIMITS = Limits(max_queue_wait_p95_ms=200, max_requests_per_s=10)
-TIMING = DoorTiming(cooldown_s=10, max_cooldown_s=100, probe_share=0.1, probe_samples=3)
+TIMING = DoorTiming(sensed_cooldown_s=5, cooldown_s=10, max_cooldown_s=100, probe_share=0.1, probe_samples=3)
 CONFIG = GuardsConfig(timing=TIMING)
 
 

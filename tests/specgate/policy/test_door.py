@@ -9,7 +9,9 @@ from specgate.config.guards import DoorTiming
 from specgate.policy.door import Door, DoorState, ProbeBudget, Reading, advance
 
 ALLOWED, PROBING, SHUT = DoorState.ALLOWED, DoorState.PROBING, DoorState.SHUT
-TIMING = DoorTiming(cooldown_s=10, backoff=2, max_cooldown_s=60, reopen_ratio=0.8, forgive_s=100)
+TIMING = DoorTiming(
+    cooldown_s=20, sensed_cooldown_s=10, backoff=2, max_cooldown_s=60, reopen_ratio=0.8, forgive_s=100
+)
 
 
 def reading(value: float, num: int = 100, least: int = 10) -> Reading:
@@ -53,7 +55,7 @@ def test_probes_decide_and_failures_back_off() -> None:
         now = door.opens_s
         door = advance(door, reading(200), now, TIMING, needs_probes=True)
         assert door.state is PROBING  # whatever was read before the cool-down
-    assert waits == [10, 20, 40, 60, 60, 60]
+    assert waits == [20, 40, 60, 60, 60, 60]
     assert advance(door, reading(10, num=9), now, TIMING, needs_probes=True).state is PROBING
     assert advance(door, reading(90, num=10), now, TIMING, needs_probes=True).state is PROBING
     assert advance(door, reading(90, num=40), now, TIMING, needs_probes=True).state is ALLOWED
@@ -121,3 +123,9 @@ def test_probes_are_a_bounded_share_of_requests(share: float, wishes: list[bool]
     for _ in range(int(1 / share) + 2):
         budget.count(was_probe=False)
     assert budget.has_one  # and never runs dry for good
+
+
+def test_both_kinds_of_door_keep_the_longest_cool_down() -> None:
+    timing = DoorTiming(cooldown_s=50, sensed_cooldown_s=40, max_cooldown_s=30)
+    for needs_probes in (False, True):
+        assert advance(Door(), reading(200), 0, timing, needs_probes=needs_probes).opens_s == 30

@@ -59,6 +59,9 @@ def test_load_guards_look_at_rate_and_rho() -> None:
     assert near.look(at(0, Near(), requests_per_s=5, num_admitted=8)) == []  # callers that wait for answers
     changes = near.look(at(1, Near(), requests_per_s=3.9, num_admitted=16))
     assert {c.kind for c in changes} == {"rho"}
+    assert near.look(at(7, Near(), requests_per_s=3.9, num_admitted=14)) == []  # within the hysteresis
+    changes = near.look(at(7, Near(), requests_per_s=3.9, num_admitted=12))  # the rate has yet to fade
+    assert {c.after for c in changes} == {DoorState.ALLOWED}
     unlimited = GuardPanel(replace(CONFIG, load=LoadGuard(max_rho=None)), Limits())
     assert unlimited.look(at(0, Near(), requests_per_s=1e6)) == []
 
@@ -258,7 +261,7 @@ def test_state_tells_reading_threshold_and_since_when() -> None:
     panel.look(at(5, requests_per_s=99))
     door = next(d for d in panel.describe(7) if (d["guard"], d["policy"]) == ("load_guard", "draft"))
     assert (door["reading"], door["threshold"], door["unit"], door["since_s"]) == (99, 10, "requests/s", 2)
-    assert (door["state"], door["opens_in_s"], door["mode"]) == ("shut", 8, "enforce")
+    assert (door["state"], door["opens_in_s"], door["mode"]) == ("shut", 3, "enforce")
 
 
 def test_probes_are_counted_against_a_budget() -> None:
