@@ -11,6 +11,7 @@ A running request bends its task's curve: `RequestCurves` does that for a whole 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -281,6 +282,7 @@ class RequestCurves:
         plain = self._rate[:, None] * self._task
         self._factor: Array = np.divide(gain, plain, out=np.ones_like(gain), where=plain > 1e-12)
         self._ceiling: Array = np.arange(1.0, self._task.shape[1] + 1.0)
+        self._lists: dict[int, tuple[list[list[float]], list[float], list[float], float]] = {}
 
     def expected(
         self,
@@ -311,3 +313,33 @@ class RequestCurves:
         expected = np.minimum(1.0 + rate[:, None] * self._factor[curve] * bent, self._ceiling)
         rising: Array = np.maximum.accumulate(expected, axis=1)
         return rising
+
+    def expected_one(
+        self, curve: int, num_drafts: float, num_draft_tokens: float, num_accepted: float, num_steps: float
+    ) -> tuple[list[float], float]:
+        """The same for one request, without numpy, whose calls take longer than their work here; and its
+        drafts per step."""
+        means, task, factor, rate = self._listed(curve)
+        depth = round(num_draft_tokens / num_drafts) if num_drafts > 0 else 1
+        at = min(max(depth, 1), len(task) - 1)
+        mean = (num_accepted + self._shrink * task[at]) / (num_drafts + self._shrink)
+        high = min(max(bisect_left(means, mean, key=lambda row: row[at]), 1), len(means) - 1)
+        low_means, high_means = means[high - 1], means[high]
+        part = (mean - low_means[at]) / max(high_means[at] - low_means[at], 1e-12)
+        part = min(max(part, 0.0), 1.0)
+        rate = min((num_drafts + 2 * self._shrink * rate) / (num_steps + 2 * self._shrink), 1.0)
+        expected: list[float] = []
+        most = 0.0
+        for k, (low, up, scale) in enumerate(zip(low_means, high_means, factor, strict=True)):
+            most = max(most, min(1.0 + rate * scale * ((1 - part) * low + part * up), 1.0 + k))
+            expected.append(most)
+        return expected, rate
+
+    def _listed(self, curve: int) -> tuple[list[list[float]], list[float], list[float], float]:
+        """Means [powers][K+1], the task's mean and the factor [K+1], and the rate of a curve, as lists."""
+        found = self._lists.get(curve)
+        if found is None:
+            arrays = (self._means[curve], self._task[curve], self._factor[curve])
+            means, task, factor = (array.tolist() for array in arrays)
+            found = self._lists[curve] = (means, task, factor, float(self._rate[curve]))
+        return found

@@ -19,7 +19,7 @@ from specgate.policy.probing import Probing
 from specgate.policy.reasons import Reason
 from specgate.policy.seats import Seat, Table
 from specgate.policy.shut import Shut, ShutList
-from specgate.policy.step_choice import Plan, Settled, choose, cost, solve
+from specgate.policy.step_choice import Plan, Settled, solve
 from specgate.policy.view import ModelView
 
 _LOOK_EVERY = 8  # steps between two looks at probes and at what requests themselves have shown
@@ -45,7 +45,6 @@ class StepPlanner:
         self._last: tuple[float, Plan] | None = None  # when the step before was planned, and its plan
         self._rate = 0.0
         self._batch: list[int] = []
-        self._index = np.zeros(0, dtype=np.intp)
         self._num_steps = 0
         self._num_kv_tokens = 0
         self._num_sampled = 0
@@ -135,13 +134,14 @@ class StepPlanner:
             return plans
         self._steady = None
         if not is_same:
-            self._batch, self._index = batch, np.array(batch, dtype=np.intp)
-        rows = table.rows(self._index)
+            self._batch = batch
+        rows = table.rows(batch)
         settled = self._settle(view, fixed, table)
         if view.num_prefill_tokens > 0 and self._rate > 0:
             # Prompts make this step long whatever is drafted; a second is worth what it always is.
-            chosen = choose(rows, table.prices, settled.depths, self._rate, table.prices.mixed_token_s)
-            plan = cost(rows, table.prices, chosen, settled)
+            prices = table.prices
+            chosen = rows.choose(prices, settled.depths, self._rate, prices.mixed_token_s)
+            plan = rows.cost(prices, chosen, settled)
         else:
             before = self._rate
             is_new = is_fresh or not is_same
@@ -152,9 +152,8 @@ class StepPlanner:
         if self._probing.plain_left > 0:
             self._probing.decode_plainly(free, plan, table, settled)
             return plans
-        columns = plan.column.tolist()
         named, step = self._plans, self._num_steps
-        for seat, column in zip(free, columns, strict=True):
+        for seat, column in zip(free, plan.column, strict=True):
             plan_now = named[column]
             if column != seat.column:
                 plan_now = self._leaving(seat, column, table) or plan_now

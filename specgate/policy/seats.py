@@ -10,9 +10,11 @@ from engine.spec.planner import SequenceView
 from engine.types import MethodCounts
 from router_models.acceptance import RequestCurves, sampling_band
 from router_models.types import StepCoefficients
+from specgate.policy import few_rows
+from specgate.policy.few_rows import FewRows
 from specgate.policy.predict import catch_up_s
 from specgate.policy.shut import ShutList
-from specgate.policy.step_choice import Arm, Array, Ints, Prices, Rows
+from specgate.policy.step_choice import Arm, Array, Choices, Prices, Rows
 from specgate.policy.view import CurveBook, ModelView
 
 _SHUT, _UNPROVEN = 1e9, 1e6  # tokens: no gain is as large; an unproven arm may still be probed
@@ -166,6 +168,13 @@ class Table:
             if view.num_steps.get(arm.method, 0.0) < view.planner.min_drafting_steps:
                 self._unproven[:, arm.columns] = _UNPROVEN
                 self._unproven[number + 1, arm.columns] = 0.0
+        # The same three for one sequence: a list a row.
+        self._by_arm = [
+            list(zip(*rows, strict=True))
+            for rows in zip(
+                self._margins.tolist(), self._is_other.tolist(), self._unproven.tolist(), strict=True
+            )
+        ]
         self._places: dict[tuple[str, str], list[int | None]] = {}
         shape = (_FIRST_ROWS, self.prices.num_columns)
         self.tokens: Array = np.ones(shape)
@@ -188,9 +197,13 @@ class Table:
             self.extra_s = np.pad(self.extra_s, more)
             self.penalty = np.pad(self.penalty, more)
 
-    def rows(self, index: Ints) -> Rows:
+    def rows(self, index: Sequence[int]) -> Choices:
         """Those of the given seats."""
-        return Rows(self.tokens[index], self.drafted[index], self.extra_s[index], self.penalty[index])
+        if len(index) <= few_rows.MOST and not self.prices.has_knee:
+            tables = (self.tokens, self.drafted, self.extra_s, self.penalty)
+            return FewRows(*([table[row].tolist() for row in index] for table in tables))
+        at = np.array(index, dtype=np.intp)
+        return Rows(self.tokens[at], self.drafted[at], self.extra_s[at], self.penalty[at])
 
     def place(self, seat: Seat) -> None:
         """The arm in force of a new seat, and the curves it goes by."""
@@ -223,6 +236,11 @@ class Table:
 
     def fill(self, seats: Sequence[Seat], shut: ShutList, step: int) -> None:
         """Compute the rows of these seats from what is known of them now."""
+        if len(seats) <= few_rows.MOST:
+            for seat in seats:
+                self._fill_one(seat)
+            self.set_penalty(seats, shut, step)
+            return
         arms = self.prices.arms
         self.tokens[[seat.row for seat in seats]] = 1.0
         # All arms' curves in one go: for few sequences the number of calls is what takes the time.
@@ -246,6 +264,27 @@ class Table:
                 if own:
                     self._fill_arm(number, arm, own, expected[part, 1 : arm.depth + 1], rates[part])
         self.set_penalty(seats, shut, step)
+
+    def _fill_one(self, seat: Seat) -> None:
+        """The same for one, without numpy (see `few_rows`)."""
+        num, kv = self.prices.num_columns, seat.view.num_tokens
+        tokens, drafted, extra_s = [1.0] * num, [0.0] * num, [0.0] * num
+        sampled_s = self.prices.sampled_s if seat.view.temperature > 0 else 0.0
+        for number, arm in enumerate(self.prices.arms):
+            curve = seat.curves[number]
+            if curve is None or self.curves is None:
+                continue
+            steps, drafts, num_draft_tokens, accepted = seat.counts[number]
+            expected, rate = self.curves.expected_one(curve, drafts, num_draft_tokens, accepted, steps)
+            each_s = arm.token_s + arm.kv_s * kv + sampled_s
+            catch_up_s = self._catch_up_s(number, arm, seat)
+            for depth in range(1, arm.depth + 1):
+                at = arm.first + depth - 1
+                tokens[at] = expected[depth]
+                drafted[at] = rate * depth
+                extra_s[at] = rate * depth * each_s + arm.seq_s + catch_up_s * expected[depth]
+            seat.settle(number, rate, expected[arm.depth])
+        self.tokens[seat.row], self.drafted[seat.row], self.extra_s[seat.row] = tokens, drafted, extra_s
 
     def _fill_arm(self, number: int, arm: Arm, seats: Sequence[Seat], tokens: Array, rates: Array) -> None:
         """`tokens` [seats, depth], `rates` [seats]: what the arm yields, and how often it drafts."""
@@ -273,18 +312,33 @@ class Table:
     def set_penalty(self, seats: Sequence[Seat], shut: ShutList, step: int) -> None:
         """By how many tokens a change of method must be better: plain decoding is left only for a
         gain above the margin, and returned to for any."""
-        index = np.array([seat.row for seat in seats], dtype=np.intp)
-        column = np.array([seat.column for seat in seats], dtype=np.intp)
-        arm = np.array([seat.arm for seat in seats], dtype=np.intp)
-        factor = [
-            max(_COOL_FACTOR if step - seat.changed_step < COOL_STEPS else 1.0, 1.0 + 2.0 * seat.num_changes)
-            for seat in seats
-        ]
-        margins = np.maximum(np.array(factor)[:, None], self._margins[arm]) * self._is_other[arm]
-        better_by = self.margin * self.tokens[index, column]
-        self.penalty[index] = better_by[:, None] * margins + self._unproven[arm]
+        if len(seats) <= few_rows.MOST:
+            for seat in seats:
+                better_by = self.margin * float(self.tokens[seat.row, seat.column])
+                least = _least_margin(seat, step)
+                self.penalty[seat.row] = [
+                    better_by * max(least, margin) * is_other + unproven
+                    for margin, is_other, unproven in self._by_arm[seat.arm]
+                ]
+        else:
+            self._set_penalties(seats, step)
         for seat in seats:
             for number, known in enumerate(seat.curves):
                 method = self.prices.arms[number]
                 if known is None or (shut and shut.refusal(method.method, seat.label, seat.view.policy)):
                     self.penalty[seat.row, method.columns] = _SHUT
+
+    def _set_penalties(self, seats: Sequence[Seat], step: int) -> None:
+        index = np.array([seat.row for seat in seats], dtype=np.intp)
+        column = np.array([seat.column for seat in seats], dtype=np.intp)
+        arm = np.array([seat.arm for seat in seats], dtype=np.intp)
+        least = [_least_margin(seat, step) for seat in seats]
+        margins = np.maximum(np.array(least)[:, None], self._margins[arm]) * self._is_other[arm]
+        better_by = self.margin * self.tokens[index, column]
+        self.penalty[index] = better_by[:, None] * margins + self._unproven[arm]
+
+
+def _least_margin(seat: Seat, step: int) -> float:
+    """By how many margins a change must be better, at least: more after each change, and right after one."""
+    is_fresh = step - seat.changed_step < COOL_STEPS
+    return max(_COOL_FACTOR if is_fresh else 1.0, 1.0 + 2.0 * seat.num_changes)

@@ -17,8 +17,9 @@ Columns of all arrays are the choices: plain decoding first, then each method's 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,11 @@ class Prices:
         return max(self.depth_of)
 
     @property
+    def has_knee(self) -> bool:
+        """Whether tokens beyond some number cost otherwise."""
+        return self.knee != math.inf
+
+    @property
     def num_columns(self) -> int:
         """Plain decoding and all depths of all arms."""
         return 1 + sum(arm.depth for arm in self.arms)
@@ -109,6 +115,21 @@ class Prices:
             depth_of=(0, *(depth for arm in arms for depth in range(1, arm.depth + 1))),
         )
 
+    def has_calls(self, depths: Sequence[int]) -> bool:
+        """Whether a draft model runs in a step of these depths (by arm), before the target."""
+        return any(depth > 0 and arm.call_s > 0 for arm, depth in zip(self.arms, depths, strict=False))
+
+    def calls_s(self, column: Sequence[int], depths: Sequence[int]) -> float:
+        """All draft calls of a step with these choices, beside those of `depths` (by arm)."""
+        deepest = list(depths) or [0] * len(self.arms)
+        seconds = 0.0
+        for index, arm in enumerate(self.arms):
+            if arm.call_s > 0:
+                own = (at - arm.first + 1 for at in column if arm.first <= at < arm.first + arm.depth)
+                deepest[index] = depth = max(deepest[index], max(own, default=0))
+                seconds += arm.call_s * depth + (arm.start_s if depth else 0.0)
+        return seconds - self.lead_s if self.has_calls(deepest) else seconds
+
     def tokens_s(self, num_tokens: float) -> float:
         """Of `num_tokens` tokens in the forward."""
         if num_tokens <= self.knee:
@@ -127,16 +148,6 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """The sequences of a step that are free to choose. All [sequences, columns]; column 0 is plain."""
-
-    tokens: Array  # expected tokens a step
-    drafted: Array  # expected draft tokens
-    extra_s: Array  # seconds beside those per token in the target's forward
-    penalty: Array  # tokens by which a change of method must be better; huge: shut
-
-
-@dataclass(frozen=True, slots=True)
 class Settled:
     """The part of a step that is not to be chosen."""
 
@@ -152,7 +163,7 @@ class Settled:
 class Plan:
     """A column for every sequence, and what comes of it."""
 
-    column: Ints  # [sequences]
+    column: Sequence[int]  # [sequences]
     num_tokens: float  # expected, of the whole step
     num_drafted: float
     seconds: float
@@ -167,84 +178,110 @@ class Plan:
         return self.num_tokens - rate * self.seconds
 
 
-def choose(rows: Rows, prices: Prices, depths: Sequence[int], rate: float, token_s: float | Array) -> Ints:
-    """The best column for every sequence when a second is worth `rate` tokens and a draft token in
-    the target's forward costs `token_s` (of every row and column, or of all). Draft calls up to
-    `depths` (by arm) are paid for already."""
-    value = rows.drafted * token_s
-    value += rows.extra_s
-    value *= -rate
-    value += rows.tokens
-    value -= rows.penalty
-    pick = np.arange(len(value))
-    best = value[:, 0].copy()
-    column = np.zeros(len(value), dtype=np.intp)
-    lead_s = 0.0 if _has_calls(prices, depths) else prices.lead_s  # saved by the first calls there are
-    for index, arm in enumerate(prices.arms):
-        part = value[:, arm.columns]
-        if arm.call_s > 0:
-            paid = depths[index] if depths else 0
-            lift = np.maximum.accumulate(part, axis=1) - best[:, None]  # by the best up to each depth
-            gain = np.maximum(lift, 0.0).sum(axis=0)
-            gain = np.where(gain > 0, gain, lift.max(axis=0))  # one has to draft, if any is to
-            calls = np.maximum(np.arange(1 - paid, arm.depth + 1 - paid), 0)
-            gain += rate * (lead_s - (0.0 if paid else arm.start_s) - arm.call_s * calls)
-            depth = int(gain.argmax())
-            if gain[depth] <= 0:
-                continue
-            part = part[:, : depth + 1]
-        at = part.argmax(axis=1)
-        top = part[pick, at]
-        better = top > best
-        if arm.call_s > 0:
-            lead_s = 0.0
-            if not better.any():
-                better[(top - best).argmax()] = True
-        best = np.where(better, top, best)
-        column = np.where(better, at + arm.first, column)
-    return column
+class Choices(Protocol):
+    """The sequences of a step that are free to choose. All [sequences, columns]; column 0 is plain."""
+
+    @property
+    def tokens(self) -> Sized:
+        """Expected tokens a step."""
+
+    @property
+    def drafted(self) -> Sized:
+        """Expected draft tokens."""
+
+    @property
+    def extra_s(self) -> Sized:
+        """Seconds beside those per token in the target's forward."""
+
+    @property
+    def penalty(self) -> Sized:
+        """Tokens by which a change of method must be better; huge: shut."""
+
+    def choose(self, prices: Prices, depths: Sequence[int], rate: float, token_s: float) -> Sequence[int]:
+        """The best column for every sequence when a second is worth `rate` tokens and a draft token in
+        the target's forward costs `token_s`. Draft calls up to `depths` (by arm) are paid for already."""
+
+    def cost(self, prices: Prices, column: Sequence[int], settled: Settled) -> Plan:
+        """What comes of a choice."""
 
 
-def cost(rows: Rows, prices: Prices, column: Ints, settled: Settled) -> Plan:
-    """What comes of a choice."""
-    pick = np.arange(len(column))
-    drafted = settled.num_drafted + float(rows.drafted[pick, column].sum())
-    seconds = settled.plain_s + settled.extra_s + float(rows.extra_s[pick, column].sum())
-    seconds += _tokens_s(rows, prices, column, settled, drafted)
-    depths = list(settled.depths) or [0] * len(prices.arms)
-    for index, arm in enumerate(prices.arms):
-        if arm.call_s > 0:
-            own = column[(column >= arm.first) & (column < arm.first + arm.depth)]
-            deepest = int(own.max()) - arm.first + 1 if len(own) else 0
-            depths[index] = max(deepest, depths[index])
-            seconds += arm.call_s * depths[index] + (arm.start_s if depths[index] else 0.0)
-    if _has_calls(prices, depths):
-        seconds -= prices.lead_s
-    tokens = settled.num_tokens + float(rows.tokens[pick, column].sum())
-    return Plan(column, tokens, drafted, seconds)
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Choices of any number of sequences."""
+
+    tokens: Array
+    drafted: Array
+    extra_s: Array
+    penalty: Array
+
+    def choose(
+        self, prices: Prices, depths: Sequence[int], rate: float, token_s: float | Array
+    ) -> Sequence[int]:
+        """See `Choices`; `token_s` may be another for each column."""
+        value = self.drafted * token_s
+        value += self.extra_s
+        value *= -rate
+        value += self.tokens
+        value -= self.penalty
+        pick = np.arange(len(value))
+        best = value[:, 0].copy()
+        column = np.zeros(len(value), dtype=np.intp)
+        lead_s = 0.0 if prices.has_calls(depths) else prices.lead_s  # saved by the first calls there are
+        for index, arm in enumerate(prices.arms):
+            part = value[:, arm.columns]
+            if arm.call_s > 0:
+                paid = depths[index] if depths else 0
+                lift = np.maximum.accumulate(part, axis=1) - best[:, None]  # by the best up to each depth
+                gain = np.maximum(lift, 0.0).sum(axis=0)
+                gain = np.where(gain > 0, gain, lift.max(axis=0))  # one has to draft, if any is to
+                calls = np.maximum(np.arange(1 - paid, arm.depth + 1 - paid), 0)
+                gain += rate * (lead_s - (0.0 if paid else arm.start_s) - arm.call_s * calls)
+                depth = int(gain.argmax())
+                if gain[depth] <= 0:
+                    continue
+                part = part[:, : depth + 1]
+            at = part.argmax(axis=1)
+            top = part[pick, at]
+            better = top > best
+            if arm.call_s > 0:
+                lead_s = 0.0
+                if not better.any():
+                    better[(top - best).argmax()] = True
+            best = np.where(better, top, best)
+            column = np.where(better, at + arm.first, column)
+        chosen: list[int] = column.tolist()
+        return chosen
+
+    def cost(self, prices: Prices, column: Sequence[int], settled: Settled) -> Plan:
+        """See `Choices`."""
+        at = np.array(column, dtype=np.intp)
+        pick = np.arange(len(at))
+        drafted = self.drafted[pick, at]
+        num_drafted = settled.num_drafted + float(drafted.sum())
+        seconds = settled.plain_s + settled.extra_s + float(self.extra_s[pick, at].sum())
+        seconds += _tokens_s(drafted, prices, column, settled, num_drafted)
+        seconds += prices.calls_s(column, settled.depths)
+        tokens = settled.num_tokens + float(self.tokens[pick, at].sum())
+        return Plan(column, tokens, num_drafted, seconds)
 
 
-def _has_calls(prices: Prices, depths: Sequence[int]) -> bool:
-    """Whether a draft model runs in a step of these depths (by arm), before the target."""
-    return any(depth > 0 and arm.call_s > 0 for arm, depth in zip(prices.arms, depths, strict=False))
-
-
-def solve(rows: Rows, prices: Prices, settled: Settled, rate: float, max_rounds: int) -> Plan:
+def solve(rows: Choices, prices: Prices, settled: Settled, rate: float, max_rounds: int) -> Plan:
     """The plan with the highest rate; `rate` is where to start, 0: that of plain decoding.
 
     One round is enough where `rate` is the last step's. Where the tokens' price has a knee, prices
     between its two sides are tried when a plan crosses it.
     """
     if rate <= 0:
-        plain = cost(rows, prices, np.zeros(len(rows.tokens), dtype=np.intp), settled)
+        plain = rows.cost(prices, [0] * len(rows.tokens), settled)
         rate = plain.rate
         max_rounds += 1
     plan: Plan | None = None
     for _ in range(max(max_rounds, 1)):
         before = settled.num_sequences + (settled.num_drafted if plan is None else plan.num_drafted)
         slope = prices.token_s if before < prices.knee else prices.token_above_s
-        found = cost(rows, prices, choose(rows, prices, settled.depths, rate, slope), settled)
-        if settled.num_sequences < prices.knee < settled.num_sequences + prices.deepest * len(rows.tokens):
+        found = rows.cost(prices, rows.choose(prices, settled.depths, rate, slope), settled)
+        most = settled.num_sequences + prices.deepest * len(rows.tokens)
+        if isinstance(rows, Rows) and settled.num_sequences < prices.knee < most:
             found = max(found, _at_the_knee(rows, prices, settled, rate), key=lambda p: p.worth(rate))
         plan = found
         if abs(plan.rate - rate) <= 1e-3 * rate:
@@ -255,8 +292,8 @@ def solve(rows: Rows, prices: Prices, settled: Settled, rate: float, max_rounds:
 
 
 def _at_the_knee(rows: Rows, prices: Prices, settled: Settled, rate: float) -> Plan:
-    """The best of the plans for a token's price below the knee, above it, and between; and for what
-    each sequence's draft would cost if it were the only one."""
+    """The best of the plans for a token's price below the knee, above it, and between; for what each
+    sequence's draft would cost if it were the only one; and with only as many of those as fit below."""
     low, high = prices.token_s, prices.token_above_s
     alone = np.zeros(prices.num_columns)
     num = settled.num_sequences
@@ -265,23 +302,37 @@ def _at_the_knee(rows: Rows, prices: Prices, settled: Settled, rate: float) -> P
             more_s = prices.tokens_s(num + depth) - prices.tokens_s(num)
             alone[arm.first + depth - 1] = more_s / depth
     tried: list[float | Array] = [alone, *(low + part * (high - low) for part in _PARTS)]
-    plans = (
-        cost(rows, prices, choose(rows, prices, settled.depths, rate, token_s), settled) for token_s in tried
-    )
+    columns = [rows.choose(prices, settled.depths, rate, token_s) for token_s in tried]
+    columns.append(_below_the_knee(rows, columns[0], prices.knee - num - settled.num_drafted))
+    plans = [rows.cost(prices, column, settled) for column in columns]
     return max(plans, key=lambda plan: plan.worth(rate))
 
 
-def _tokens_s(rows: Rows, prices: Prices, column: Ints, settled: Settled, num_drafted: float) -> float:
-    """The tokens' part of a step. A draft is found or not: around a knee, the mean of the cost is not
-    the cost of the mean."""
+def _below_the_knee(rows: Rows, column: Sequence[int], room: float) -> list[int]:
+    """Of these drafts those that bring the most, until `room` for draft tokens is used up."""
+    pick, at = np.arange(len(column)), np.array(column, dtype=np.intp)
+    drafted, tokens = rows.drafted[pick, at].tolist(), rows.tokens[pick, at]
+    kept = [0] * len(column)
+    for row in np.argsort(-tokens).tolist():
+        if drafted[row] <= room:
+            kept[row] = column[row]
+            room -= drafted[row]
+    return kept
+
+
+def _tokens_s(
+    drafted: Array, prices: Prices, column: Sequence[int], settled: Settled, num_drafted: float
+) -> float:
+    """The tokens' part of a step; `drafted` [sequences] as chosen. A draft is found or not: around a knee,
+    the mean of the cost is not the cost of the mean."""
     num = settled.num_sequences
-    drafting = np.flatnonzero(column)
+    drafting = [row for row, at in enumerate(column) if at]
     if num >= prices.knee or prices.knee == math.inf or len(drafting) > _MAX_SPREAD or settled.num_drafted:
         return prices.tokens_s(num + num_drafted)
     chances = np.ones(1)  # [draft tokens so far + 1]
-    for row in drafting.tolist():
-        depth = prices.depth_of[int(column[row])]
-        found = min(float(rows.drafted[row, column[row]]) / depth, 1.0)
+    for row in drafting:
+        depth = prices.depth_of[column[row]]
+        found = min(float(drafted[row]) / depth, 1.0)
         longer = np.zeros(len(chances) + depth)
         longer[: len(chances)] += (1 - found) * chances
         longer[depth:] += found * chances

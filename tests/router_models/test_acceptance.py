@@ -6,6 +6,8 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router_models.acceptance import Acceptance, RequestCurves, sampling_band, start_continue_tokens
 from router_models.types import AcceptanceCounts, AcceptanceKey
@@ -95,3 +97,20 @@ def test_a_running_request_bends_the_curve_by_what_it_showed() -> None:
     assert bent[2, 6] < 1.5
     assert (np.diff(bent, axis=1) >= -1e-9).all()
     assert (bent <= np.arange(1, 8)).all()
+
+
+@given(
+    st.integers(0, 1), st.integers(0, 50), st.floats(0, 6), st.floats(0, 1), st.integers(0, 50),
+)  # fmt: skip
+def test_one_request_alone_is_expected_what_it_is_in_a_batch(
+    curve: int, drafts: int, each: float, accepted: float, more_steps: int
+) -> None:
+    model = Acceptance(max_depth=6)
+    model.learn_one(KEY, simulate(0.5, 0.6, 6, 4000, 1))
+    curves = RequestCurves([model.predict_one(KEY), model.predict_one(AcceptanceKey("draft", None))])
+    tokens = round(drafts * each)
+    told = (float(drafts), float(tokens), float(round(tokens * accepted)), float(drafts + more_steps))
+    batch = curves.expected(np.array([1 - curve, curve]), *(np.array([3.0, value]) for value in told))
+    one, rate = curves.expected_one(curve, *told)
+    assert one == pytest.approx(batch[1].tolist())
+    assert 0 < rate <= 1

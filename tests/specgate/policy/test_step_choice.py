@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router_models.types import DraftCoefficients, StepCoefficients
-from specgate.policy.step_choice import Prices, Rows, Settled, cost, solve
+from specgate.policy.step_choice import Prices, Rows, Settled, solve
 
 
 def prices(
@@ -51,7 +51,7 @@ def make_rows(accept: list[tuple[float, float, float]], to: Prices) -> Rows:
 def best_by_trying(rows: Rows, to: Prices, settled: Settled) -> float:
     n = len(rows.tokens)
     plans = (
-        cost(rows, to, np.array(columns, dtype=np.intp), settled)
+        rows.cost(to, columns, settled)
         for columns in itertools.product(range(6), repeat=n)
     )
     return max(plan.rate for plan in plans)
@@ -77,7 +77,7 @@ def test_no_plan_is_better(
     assert solve(rows, to, settled, 0.0, 12).rate >= best_by_trying(rows, to, settled) * (1 - 1e-6)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     accept=st.lists(st.tuples(chance, chance, st.floats(0.0, 0.9)), min_size=2, max_size=2),
     token_s=st.floats(1e-5, 0.004),
@@ -98,8 +98,8 @@ def test_calls_that_are_paid_for_anyway_are_free_for_the_others() -> None:
     rows = make_rows([(0.0, 0.0, 0.8)], to)
     alone = solve(rows, to, Settled(to.plain_s(1, 0, 0), 1), 0.0, 6)
     beside = solve(rows, to, Settled(to.plain_s(2, 0, 0), 2, 3.0, 2.5, 0.0, depths=(0, 3)), 0.0, 6)
-    assert alone.column.tolist() == [0]
-    assert beside.column.tolist() == [5]
+    assert alone.column == [0]
+    assert beside.column == [5]
 
 
 def test_a_change_of_method_must_be_worth_its_penalty_and_plain_decoding_never_is_penalised() -> None:
@@ -110,7 +110,7 @@ def test_a_change_of_method_must_be_worth_its_penalty_and_plain_decoding_never_i
     held = Rows(rows.tokens, rows.drafted, rows.extra_s, np.full((1, 6), 10.0))
     held.penalty[0, 0] = 0.0
     assert free > 0
-    assert solve(held, to, settled, 0.0, 6).column.tolist() == [0]
+    assert solve(held, to, settled, 0.0, 6).column == [0]
 
 
 @pytest.mark.parametrize("batch", [1, 8, 32])
@@ -131,5 +131,5 @@ def test_a_draft_that_is_rarely_found_pays_for_the_jump_only_when_it_is() -> Non
     plan = solve(rows, to, settled, 0.0, 8)
     jump_s = to.tokens_s(1 + 2) - to.tokens_s(1)
     expected_s = settled.plain_s + to.tokens_s(1) + 0.08 * jump_s + to.arms[0].seq_s
-    assert plan.column.tolist() == [2]
+    assert plan.column == [2]
     assert plan.seconds == pytest.approx(expected_s)
