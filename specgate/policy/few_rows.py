@@ -1,6 +1,6 @@
 """The choices of a few sequences, number by number.
 
-For one to four sequences numpy's calls take longer than their work: between two steps of the engine
+For few sequences numpy's calls take longer than their work: between two steps of the engine
 their code is out of the processor's caches, and some forty calls took a millisecond. The plans are
 those of `step_choice.Rows` (a test holds both against each other), where the tokens' price has no knee.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from specgate.policy.step_choice import Plan, Prices, Settled
 
-MOST = 4  # sequences
+MOST = 8  # sequences
 
 
 @dataclass(frozen=True, slots=True)
