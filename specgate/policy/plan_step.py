@@ -155,7 +155,7 @@ class StepPlanner:
         named, step = self._plans, self._num_steps
         for seat, column in zip(free, plan.column, strict=True):
             plan_now = named[column]
-            if column != seat.column:
+            if column != seat.column or not seat.is_planned:
                 plan_now = self._leaving(seat, column, table) or plan_now
                 self._switch(seat, column, table, step)
                 is_calm = False
@@ -270,11 +270,13 @@ class StepPlanner:
         return None if shut is None else SpecPlan(BASELINE, 0, reason=shut.reason.value)
 
     def _switch(self, seat: Seat, column: int, table: Table, step: int) -> None:
-        arm = seat.arm
+        arm, is_first = seat.arm, not seat.is_planned
         table.enforce(seat, column)
-        if seat.arm != arm:
+        seat.is_planned = True
+        if seat.arm != arm and not is_first:
             seat.changed_step = step
             seat.num_changes += 1
+        if seat.arm != arm or is_first:
             table.set_penalty([seat], self._shut, step)
 
     def _settle(self, view: StepView, fixed: list[SequenceView], table: Table) -> Settled:

@@ -42,6 +42,7 @@ class Seat:
         "hindsight",
         "hold_left",
         "is_fixed",
+        "is_planned",
         "label",
         "last_seen",
         "loaded",
@@ -62,6 +63,7 @@ class Seat:
         self.label = view.label
         self.is_fixed = view.policy.is_exact or view.policy.is_pinned
         self.hold_left = view.policy.hold_steps
+        self.is_planned = False  # before its first plan it has nothing to lose by a change
         self.arm = 0
         self.column = 0
         self.granted = 0  # arm that was granted a draft in the step before
@@ -316,8 +318,9 @@ class Table:
             for seat in seats:
                 better_by = self.margin * float(self.tokens[seat.row, seat.column])
                 least = _least_margin(seat, step)
+                between = _BETWEEN_DRAFTERS if seat.is_planned else 1.0
                 self.penalty[seat.row] = [
-                    better_by * max(least, margin) * is_other + unproven
+                    better_by * max(least, min(margin, between)) * is_other + unproven
                     for margin, is_other, unproven in self._by_arm[seat.arm]
                 ]
         else:
@@ -333,7 +336,9 @@ class Table:
         column = np.array([seat.column for seat in seats], dtype=np.intp)
         arm = np.array([seat.arm for seat in seats], dtype=np.intp)
         least = [_least_margin(seat, step) for seat in seats]
-        margins = np.maximum(np.array(least)[:, None], self._margins[arm]) * self._is_other[arm]
+        between = [_BETWEEN_DRAFTERS if seat.is_planned else 1.0 for seat in seats]
+        margins = np.minimum(self._margins[arm], np.array(between)[:, None])
+        margins = np.maximum(np.array(least)[:, None], margins) * self._is_other[arm]
         better_by = self.margin * self.tokens[index, column]
         self.penalty[index] = better_by[:, None] * margins + self._unproven[arm]
 

@@ -101,6 +101,7 @@ def filled(told: Sequence[dict[str, Any]], shut: ShutList) -> tuple[Table, list[
         seat.counts = [list(c) for c in about["counts"]]
         seat.loaded = list(about["loaded"])
         seat.changed_step, seat.num_changes = about["changed_step"], about["num_changes"]
+        seat.is_planned = about["is_planned"]
         seats.append(seat)
     return table, seats
 
@@ -112,7 +113,7 @@ def filled(told: Sequence[dict[str, Any]], shut: ShutList) -> tuple[Table, list[
             "temperature": st.sampled_from([0.0, 0.7]), "kv": st.integers(1, 2000),
             "column": st.integers(0, 8),
             "counts": st.tuples(counts, counts), "loaded": st.tuples(st.booleans(), st.booleans()),
-            "changed_step": st.integers(0, 100), "num_changes": st.integers(0, 4),
+            "changed_step": st.integers(0, 100), "num_changes": st.integers(0, 4), "is_planned": st.booleans(),
         }),
         min_size=few_rows.MOST + 1, max_size=2 * few_rows.MOST,
     ),
