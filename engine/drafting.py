@@ -43,6 +43,7 @@ class Drafting:
         self._clock = clock
         self._timeout_s = timeout_s
         self._work: dict[str, DraftWork] = {}
+        self._begun: dict[str, int] = {}  # tokens of sequences begun in this step, by method
         self._errors: list[DrafterError] = []
 
     @property
@@ -115,6 +116,7 @@ class Drafting:
     def drop_work(self) -> None:
         """The step failed and will have no record. Errors stay for the next one's report."""
         self._work = {}
+        self._begun = {}
 
     def take_report(self) -> tuple[tuple[DraftWork, ...], tuple[DrafterError, ...]]:
         """Work and errors since the last call."""
@@ -151,6 +153,7 @@ class Drafting:
     def _begin(self, method: str, seq: Sequence) -> None:
         if method not in seq.drafters:
             seq.drafters.add(method)
+            self._begun[method] = self._begun.get(method, 0) + len(seq.token_ids)
             self.drafters[method].begin(seq.seq_id, seq.token_ids)
 
     def _count(self, method: str, sequences: Seq[Sequence], trees: Seq[DraftTree], seconds: float) -> None:
@@ -163,6 +166,7 @@ class Drafting:
             num_kv_tokens=work[1],
             num_fill_tokens=work[2] if len(work) > 2 else 0,
             seconds=seconds,
+            num_begun_tokens=self._begun.pop(method, 0),
         )
         for seq in sequences:
             seq.counters.draft_s += seconds / len(sequences)

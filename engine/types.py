@@ -233,6 +233,7 @@ class DraftWork:
     num_kv_tokens: int = 0
     seconds: float = 0.0
     num_fill_tokens: int = 0  # context tokens a drafter with a cache of its own had to read up on
+    num_begun_tokens: int = 0  # length of the sequences it had not drafted for before
 
 
 @dataclass(frozen=True, slots=True)

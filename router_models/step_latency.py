@@ -31,7 +31,7 @@ from router_models.types import (
     StepTiming,
 )
 
-_KIND, _VERSION = "step_latency", 6
+_KIND, _VERSION = "step_latency", 7
 
 DECODE = RegressionSpec(
     names=("c0", "c_seq", "c_tok", "c_kv", "c_sample", "c_lead"),
@@ -62,7 +62,8 @@ def _draft_row(d: DraftFeatures) -> tuple[float, ...]:
 
 @dataclass
 class _Ratios:
-    """Running sums that tell how many calls a draft token costs and how much KV it reads.
+    """Running sums that tell how many calls a draft token costs, how much KV it reads, and how much of a
+    sequence a drafter reads that has not drafted for it.
 
     Calls serve the whole batch, as many as its deepest draft needs: only steps in which one
     sequence drafts tell calls per draft token exactly, and they are preferred.
@@ -74,11 +75,17 @@ class _Ratios:
     lone_depth: float = 0.0
     kv: float = 0.0
     target_kv: float = 0.0  # of the drafting sequences, once for every draft token
+    fill: float = 0.0
+    begun: float = 0.0  # tokens of the sequences that were begun
 
     def observe(self, d: DraftFeatures, target_kv_per_sequence: float) -> None:
+        keep = 0.99
+        if d.num_fill_tokens > 0 or d.num_begun_tokens > 0:
+            self.fill = keep * self.fill + d.num_fill_tokens
+            self.begun = keep * self.begun + d.num_begun_tokens
         if d.num_sequences <= 0 or d.num_draft_tokens <= 0 or d.num_fill_tokens > 0:
             return
-        keep, depth = 0.99, d.num_draft_tokens / d.num_sequences
+        depth = d.num_draft_tokens / d.num_sequences
         self.calls = keep * self.calls + d.num_calls
         self.depth = keep * self.depth + depth
         if d.num_sequences == 1:
@@ -92,6 +99,11 @@ class _Ratios:
         if self.lone_depth:
             return self.lone_calls / self.lone_depth
         return self.calls / self.depth if self.depth else 0.0
+
+    @property
+    def fill_per_token(self) -> float:
+        """Below 1 where a drafter reads no more than a window, or finds a prefix in a cache of its own."""
+        return self.fill / self.begun if self.begun else 1.0
 
     @property
     def kv_per_target_kv(self) -> float:
@@ -185,6 +197,7 @@ class StepLatency:
             d_lead_s=d_lead,
             calls_per_token=r.calls_per_token,
             kv_per_target_kv=r.kv_per_target_kv,
+            fill_per_token=r.fill_per_token,
         )
 
     def state(self) -> State:

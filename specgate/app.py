@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -16,6 +15,7 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from engine.config import EngineConfig
+from specgate import collector
 from specgate.admission import Admission
 from specgate.api import admin, canary, console, generate, operations
 from specgate.api.connections import Runner, watched
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-_FULL_COLLECTION = 100  # garbage collections of the middle generation before one of everything
 _LAST_WORDS_S = 1.0  # for requests that are cut off to say so
 
 
@@ -201,7 +200,7 @@ async def serve(
         await site.start()
         if not await _until_ready(gateway, stop):
             return 1
-        _settle()
+        collector.settle()
         if not stop.is_set():
             print(f"specgate ready on {_url(runner)}", flush=True)  # noqa: T201 - the contract's one line
         await stop.wait()
@@ -209,15 +208,6 @@ async def serve(
         return 0
     finally:
         await runner.cleanup()
-
-
-def _settle() -> None:
-    """What was made by now lives as long as the process. The collector need not look through it again,
-    and through what running requests hold more rarely: that would hold up every stream and health probe
-    for as long as 70 ms, now and then."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*gc.get_threshold()[:2], _FULL_COLLECTION)
 
 
 def _on_signal(gateway: Gateway, stop: asyncio.Event) -> None:

@@ -158,7 +158,7 @@ class PolicyConfig:
         False, "the two limits above hold also where the latency model knows what each policy costs"
     )
     explore_share: float = setting(
-        0.01, "share of the engine's time that trying policies of unknown yield may cost", ge=0, le=0.2
+        0.005, "share of the engine's time that trying policies of unknown yield may cost", ge=0, le=0.2
     )
     probe_share: float = setting(
         0.01, "share of the engine's time that trying shut policies again may cost", ge=0, le=0.2
@@ -173,7 +173,7 @@ class LearningConfig:
 
     folder: str | None = setting(None, "keeps what was learned, one JSON file a model; null: memory only")
     save_every_s: float = setting(30.0, "between two saves; also saved at the end", gt=0)
-    publish_every_s: float = setting(1.0, "between two snapshots to decisions and engine", ge=0.05)
+    publish_every_s: float = setting(2.0, "between two snapshots to decisions and engine", ge=0.05)
     sweep_s: float = setting(
         4.0, "at a first start, how long the engine may try out step sizes; 0: not at all", ge=0, le=120
     )

@@ -26,7 +26,7 @@ _LOOK_EVERY = 8  # steps between two looks at probes and at what requests themse
 _SOLVE_EVERY = 32  # steps for which a plan is kept at most
 _MOST_ROWS = 16  # computed anew in one step
 _SAME_RATE = 2e-3  # by which the rate may still move where a plan is kept
-_ROUNDS_NEW = 3  # of the price, when the batch is another
+_ROUNDS_NEW = 2  # of the price, when the batch is another
 
 
 class StepPlanner:

@@ -53,7 +53,8 @@ def prefill_s(view: ModelView, prompt_tokens: float) -> float:
 
 
 def catch_up_s(step: StepCoefficients, method: str, num_tokens: float) -> float:
-    """Seconds a drafter with a cache of its own needs to read `num_tokens` tokens it has not seen.
+    """Seconds a drafter with a cache of its own needs for a sequence of `num_tokens` tokens that it has not
+    drafted for, of which it reads what it usually reads.
 
     Until that was measured: its share of the target's own time per prompt token, that share being
     what a draft call costs beside a target step.
@@ -61,6 +62,7 @@ def catch_up_s(step: StepCoefficients, method: str, num_tokens: float) -> float:
     drafter = step.drafters.get(method, _NO_DRAFTER)
     if drafter.calls_per_token <= 0:
         return 0.0
+    num_tokens *= drafter.fill_per_token
     if drafter.d_fill_s > 0:
         return num_tokens * drafter.d_fill_s
     plain = step.c0_s + step.c_seq_s + step.c_tok_s
@@ -167,8 +169,10 @@ def forecast(
     rows += [(name, num_steps * value, coefficient, unit) for name, value, coefficient, unit in body]
     if depth > 0 and method != BASELINE:
         # While it decodes, each of its neighbours is followed by another, and all wait for the reading.
-        read = float(shape.prompt_tokens) * shape.batch
-        rows.append((f"{method} reads prompts", read, catch_up_s(step, method, 1.0), "tokens"))
+        share = step.drafters.get(method, _NO_DRAFTER).fill_per_token
+        read = share * shape.prompt_tokens * shape.batch
+        each_s = catch_up_s(step, method, 1.0 / share) if share else 0.0
+        rows.append((f"{method} reads prompts", read, each_s, "tokens"))
     terms = tuple(
         Term(name, value, coefficient * 1e3, value * coefficient * 1e3, unit)
         for name, value, coefficient, unit in rows

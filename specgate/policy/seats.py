@@ -24,7 +24,7 @@ _COOL_FACTOR = 5.0  # how much larger a gain must be right after a change of met
 _BETWEEN_DRAFTERS = 4.0  # the same at any time, where both draft: one is as unsure as the other
 COOL_STEPS = 24  # steps that count as right after
 _MAX_WAIT_STEPS = 32  # granted steps between two looks at a request's own acceptance
-_SAME_TOKENS = 0.03  # expected tokens by which a request must be another before its row is computed anew
+_SAME_TOKENS = 0.05  # expected tokens by which a request must be another before its row is computed anew
 _NOTHING = MethodCounts("")
 _CATCH_UP_TOKENS = 96.0  # within which reading the context must pay for a drafter
 

@@ -46,6 +46,7 @@ UNITS = {
     "d_fill": "s per context token the drafter reads up on",
     "calls_per_token": "draft calls per draft token",
     "kv_per_target_kv": "drafter KV tokens per draft token and target KV token",
+    "fill_per_token": "tokens read up on per token of a sequence it has not drafted for",
 }
 _TYPICAL = Workload(prompt_tokens=200.0, output_tokens=100.0)
 
@@ -64,7 +65,7 @@ def coefficients(step: StepCoefficients) -> dict[str, float]:
         own = {
             "d0": d.d0_s, "d_lead": d.d_lead_s, "d_seq": d.d_seq_s, "d_tok": d.d_tok_s, "d_kv": d.d_kv_s,
             "d_fill": d.d_fill_s, "calls_per_token": d.calls_per_token,
-            "kv_per_target_kv": d.kv_per_target_kv,
+            "kv_per_target_kv": d.kv_per_target_kv, "fill_per_token": d.fill_per_token,
         }  # fmt: skip
         named |= {f"{method}.{name}": value for name, value in own.items()}
     return named

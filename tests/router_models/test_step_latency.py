@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -263,3 +263,20 @@ def test_doubt_stays_bounded_however_long_all_work_is_alike() -> None:
     found = model.predict_one(other)
     assert 0 < found.spread_s < 2 * found.seconds
     StepLatency.from_state(json.loads(json.dumps(model.state())))  # still a covariance
+
+
+def test_how_much_a_drafter_reads_of_a_new_sequence_is_seen() -> None:
+    """One that keeps a window of 256 tokens must not be thought to read a document of 800."""
+    model = StepLatency()
+    work = DraftFeatures("draft", 2.0, 1.0, 2.0, 100.0)
+    for number in range(200):
+        x = StepFeatures(1.0, 3.0, 100.0, drafts=(work,))
+        if number % 10 == 0:
+            x = replace(x, drafts=(replace(work, num_fill_tokens=256.0, num_begun_tokens=800.0),))
+        model.learn_one(x, StepTiming(0.01, (0.002,)))
+    assert model.coefficients().drafters["draft"].fill_per_token == pytest.approx(0.32)
+    restored = StepLatency.from_state(json.loads(json.dumps(model.state())))
+    assert restored.coefficients() == model.coefficients()
+    other = StepFeatures(1.0, 3.0, 100.0, drafts=(replace(work, method="new"),))
+    model.learn_one(other, StepTiming(0.01, (0.002,)))
+    assert model.coefficients().drafters["new"].fill_per_token == 1.0  # nothing was seen yet

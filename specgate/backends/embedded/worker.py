@@ -30,6 +30,7 @@ from engine.errors import EngineError, RequestRefused
 from engine.factory import build_engine, keep_drafters
 from engine.service import Abort, Add, Call, EngineService, Message, Shutdown
 from engine.types import BASELINE, EngineRequest, PolicyAssignment, SamplingParams, StepRecord, StepResult
+from specgate import collector
 from specgate.backends.embedded import wire
 from specgate.backends.embedded.sweep import sweep
 from specgate.policy.plan_step import StepPlanner
@@ -211,11 +212,13 @@ def _serve(sock: socket.socket, outbox: Outbox) -> int:
             keep_drafters(engine, methods)
         except (EngineError, MemoryError, RuntimeError) as fault:  # torch's out-of-memory is a RuntimeError
             error = str(fault)
+        collector.settle()  # frees what was kept for good and is not any more
         outbox.put(wire.Drafters(dict(engine.methods), _memory_bytes(engine), error))
 
     reader.on_drafters = set_drafters
     service = EngineService(engine, reader.inbox, emit, refuse)
     reader.is_serving.set()
+    collector.settle()
     outbox.put(_ready(engine, kernels))
     service.run()
     return 0

@@ -175,6 +175,19 @@ def test_drafting_is_part_of_every_text_it_should_be() -> None:
     assert drafter.num_sequences == drafter.blocks.num_used == 0
 
 
+def test_records_tell_how_much_of_a_new_sequence_is_read() -> None:
+    """A window of 24 of a prompt of 60, and of the second time only what the prefix cache does not hold."""
+    engine = make_engine({"draft": head_drafter(target(), context_tokens=24)}, num_blocks=60)
+    told = []
+    for turn in range(2):
+        run = drive(engine, [request(f"r{turn}", prompt(5, 60), policy="draft")])
+        works = [work for record in run.records for work in record.drafts]
+        told.append((sum(w.num_begun_tokens for w in works), sum(w.num_fill_tokens for w in works)))
+    assert told[0] == (61, 24)
+    assert told[1][0] == 61
+    assert told[1][1] < 24
+
+
 def test_seeded_text_is_the_same_with_and_without() -> None:
     engine = make_engine({"draft": head_drafter(target())})
     params = SamplingParams(temperature=0.9, seed=11, max_tokens=20, ignore_eos=True)

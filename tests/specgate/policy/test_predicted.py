@@ -209,3 +209,19 @@ def test_overrides_are_exact_and_still_predicted() -> None:
     assert decision.predicted.e2e_ms is not None
     default = decide(facts(overrides=Overrides(policy="ngram")), RULES)
     assert default.num_speculative_tokens == METHODS["ngram"]
+
+
+def test_only_what_a_drafter_reads_of_a_prompt_is_charged() -> None:
+    """A window of a long document costs the draft no more than the window."""
+
+    def charged(share: float) -> tuple[float, float]:
+        drafters = {**STEP.drafters, "draft": replace(STEP.drafters["draft"], fill_per_token=share)}
+        known = view(step=replace(STEP, drafters=drafters))
+        decision = decide(facts(known, num_prompt_tokens=2000), RULES)
+        draft = next(c for c in decision.candidates if c.policy == "draft")
+        reading = [term for term in draft.terms if term.name == "draft reads prompts"]
+        return (reading[0].value, reading[0].effect_ms) if reading else (0.0, 0.0)
+
+    assert charged(1.0) == pytest.approx((2000, 200))
+    assert charged(0.1) == pytest.approx((200, 20))
+    assert charged(0.0) == (0.0, 0.0)
