@@ -233,6 +233,8 @@ async def _until_ready(gateway: Gateway, stop: asyncio.Event) -> bool:
 async def _drain(gateway: Gateway) -> None:
     """Running requests may finish, within the grace time."""
     clock, grace_s = gateway.clock, gateway.config.server.drain_grace_s
+    text = "stopping: %d running requests may finish within %g s; a second signal ends them at once"
+    logger.info(text, gateway.pipeline.num_open, grace_s)
     ends_s = clock.monotonic() + grace_s
     while gateway.pipeline.num_open and not gateway.switches.is_hurried:
         if clock.monotonic() >= ends_s:

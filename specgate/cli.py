@@ -20,6 +20,7 @@ from specgate.report.command import ReportError, add_report_arguments, run_repor
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 FINE, FAILED, WRONG_USE = 0, 1, 2
+INTERRUPTED = 130  # as shells say it: 128 and the number of SIGINT
 
 
 class CommandError(Exception):
@@ -41,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"specgate: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
-        return FAILED
+        print("specgate: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output, `head` for one, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
     else:

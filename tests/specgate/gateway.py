@@ -76,10 +76,14 @@ async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> 
 
 
 @asynccontextmanager
-async def running(config: Config | None = None, **script: Any) -> AsyncIterator[Running]:
-    """Serve on a free port of loopback."""
-    fake = FakeBackend(MODEL, FakeConfig(**({"text": TEXT} | script)), SystemClock())
-    app = build_app(config or make_config(), backends={MODEL: fake})
+async def running(
+    config: Config | None = None, others: tuple[str, ...] = (), **script: Any
+) -> AsyncIterator[Running]:
+    """Serve on a free port of loopback. `others` are further models of the configuration, scripted alike."""
+    scripted = FakeConfig(**({"text": TEXT} | script))
+    fakes = {name: FakeBackend(name, scripted, SystemClock()) for name in (MODEL, *others)}
+    fake = fakes[MODEL]
+    app = build_app(config or make_config(), backends=fakes)
     runner = make_runner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

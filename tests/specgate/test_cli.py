@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -178,3 +180,20 @@ def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 0
+
+
+def test_an_interrupt_says_so(tmp_path: Path) -> None:
+    """A command that waits, for a server that accepts and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        request = tmp_path / "request.json"
+        request.write_text(json.dumps({"model": "m", "prompt": "hi"}))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "specgate", "explain", "--url", url, str(request)],
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        silent.settimeout(30)
+        with silent.accept()[0]:
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "specgate: interrupted\n")

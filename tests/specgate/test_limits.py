@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
 
 from specgate.admission import Entrant
-from specgate.config import AdmissionConfig, AuthConfig, Config, KeyConfig, KeyLimits
+from specgate.config import AdmissionConfig, AuthConfig, Config, KeyConfig, KeyLimits, ModelConfig
 from tests.specgate.gateway import HELLO, MODEL, Running, eventually, make_config, running
 
 
@@ -101,6 +102,30 @@ async def test_a_key_at_its_own_limit_leaves_the_slots_to_others() -> None:
             assert admission.num_queued == 3
         assert [(await task).status_code for task in tasks] == [200] * 3
         await server.settled()
+
+
+async def test_a_full_model_turns_nobody_away_who_asks_for_another() -> None:
+    """A refusal without a look at the body is for when all models are full; else the body says which is meant."""
+    config = make_config(
+        models=(ModelConfig(id=MODEL, backend="fake"), ModelConfig(id="other", backend="fake")),
+        admission=AdmissionConfig(max_concurrent=1, max_queue=1, max_wait_ratio=None),
+    )
+    async with running(config, others=("other",)) as server, AsyncExitStack() as full:
+        models, pipeline = server.gateway.models, server.gateway.pipeline
+
+        async def fill(name: str) -> None:
+            await full.enter_async_context(models[name].admission.slot(1))
+            full.callback(asyncio.create_task(server.chat(model=name)).cancel)
+            await eventually(lambda: models[name].admission.num_queued == 1)
+
+        await fill(MODEL)
+        assert pipeline.refusal("") is None
+        assert (await server.chat(model="other")).status_code == 200
+        refused = await server.chat()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        await fill("other")
+        early = await server.client.post("/v1/chat/completions", content=b"no body that could be read")
+        assert (early.status_code, early.json()["error"]["code"]) == (429, "queue_full")
 
 
 async def test_priorities_order_the_queue_and_are_not_to_be_had_for_asking() -> None:
