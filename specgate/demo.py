@@ -304,7 +304,8 @@ def _print(console: Console, rows: Sequence[Row], ready_s: float, total_s: float
         "Times in ms. (pred.): as predicted when it was decided; - where too little was known yet.\n"
         "accepted: mean acceptance length (bonus token included). speed-up: TPOT of baseline\n"
         "divided by TPOT, each the better of two runs. identical: greedy text equals baseline's.\n"
-        "TTFT: with a cold prefix cache under auto, with a warm one where the policy was asked for.",
+        "TTFT: with a cold prefix cache under auto, with a warm one where the policy was asked for.\n"
+        "TPOT and E2E: of the better run, which may have found its prompt in the cache.",
         style="dim",
         highlight=False,
     )

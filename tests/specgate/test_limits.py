@@ -105,7 +105,7 @@ async def test_a_key_at_its_own_limit_leaves_the_slots_to_others() -> None:
 
 
 async def test_a_full_model_turns_nobody_away_who_asks_for_another() -> None:
-    """A refusal without a look at the body is for when all models are full; else the body says which is meant."""
+    """A refusal without a look at the body is for when all models are full; else the body says which."""
     config = make_config(
         models=(ModelConfig(id=MODEL, backend="fake"), ModelConfig(id="other", backend="fake")),
         admission=AdmissionConfig(max_concurrent=1, max_queue=1, max_wait_ratio=None),
