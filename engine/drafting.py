@@ -43,7 +43,9 @@ class Drafting:
         self._clock = clock
         self._timeout_s = timeout_s
         self._work: dict[str, DraftWork] = {}
-        self._begun: dict[str, int] = {}  # tokens of sequences begun in this step, by method
+        # By method: length of the sequences that wait for their first draft; what was read for such so far.
+        self._unread: dict[str, dict[str, int]] = {}
+        self._first_fill: dict[str, int] = {}
         self._errors: list[DrafterError] = []
 
     @property
@@ -116,7 +118,6 @@ class Drafting:
     def drop_work(self) -> None:
         """The step failed and will have no record. Errors stay for the next one's report."""
         self._work = {}
-        self._begun = {}
 
     def take_report(self) -> tuple[tuple[DraftWork, ...], tuple[DrafterError, ...]]:
         """Work and errors since the last call."""
@@ -153,20 +154,28 @@ class Drafting:
     def _begin(self, method: str, seq: Sequence) -> None:
         if method not in seq.drafters:
             seq.drafters.add(method)
-            self._begun[method] = self._begun.get(method, 0) + len(seq.token_ids)
+            self._unread.setdefault(method, {})[seq.seq_id] = len(seq.token_ids)
             self.drafters[method].begin(seq.seq_id, seq.token_ids)
 
     def _count(self, method: str, sequences: Seq[Sequence], trees: Seq[DraftTree], seconds: float) -> None:
         work = self._guarded(method, self.drafters[method].work) or (0, 0)
+        num_fill = work[2] if len(work) > 2 else 0
+        unread = self._unread.get(method, {})
+        if any(seq.seq_id in unread for seq in sequences):
+            self._first_fill[method] = self._first_fill.get(method, 0) + num_fill
+        first = [
+            seq for seq, tree in zip(sequences, trees, strict=True) if len(tree) and seq.seq_id in unread
+        ]
         self._work[method] = DraftWork(
             method=method,
             num_calls=work[0],
             num_sequences=len(sequences),
             num_draft_tokens=sum(map(len, trees)),
             num_kv_tokens=work[1],
-            num_fill_tokens=work[2] if len(work) > 2 else 0,
+            num_fill_tokens=num_fill,
             seconds=seconds,
-            num_begun_tokens=self._begun.pop(method, 0),
+            num_begun_tokens=sum(unread.pop(seq.seq_id) for seq in first),
+            num_begun_fill=self._first_fill.pop(method, 0) if first else 0,
         )
         for seq in sequences:
             seq.counters.draft_s += seconds / len(sequences)
@@ -175,6 +184,7 @@ class Drafting:
         drafter = self.drafters[method]
         for seq in sequences:
             seq.drafters.discard(method)
+            self._unread.get(method, {}).pop(seq.seq_id, None)
             self._guarded(method, partial(drafter.end, seq.seq_id))
 
     def _guarded(self, method: str, call: Callable[[], _Result]) -> _Result | None:

@@ -233,7 +233,8 @@ class DraftWork:
     num_kv_tokens: int = 0
     seconds: float = 0.0
     num_fill_tokens: int = 0  # context tokens a drafter with a cache of its own had to read up on
-    num_begun_tokens: int = 0  # length of the sequences it had not drafted for before
+    num_begun_tokens: int = 0  # length of the sequences that got their first draft of it
+    num_begun_fill: int = 0  # of these, the tokens it had to read up on, in this step and those before
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,8 @@ class RequestCurves:
 
     One number describes a request: a power put on every conditional acceptance (below 1: easier
     text than the task's average). `expected` finds it for a whole batch at once: the mean of
-    accepted tokens per draft, shrunk to the task's, looked up in a table over powers.
+    accepted tokens per draft, shrunk to the task's, looked up in a table over powers; `expected_one` does
+    the same for one.
     """
 
     _POWERS: Array = np.asarray(
@@ -270,6 +271,7 @@ class RequestCurves:
 
     def __init__(self, curves: Sequence[AcceptanceCurve], shrink_drafts: float = 6.0) -> None:
         self._shrink = shrink_drafts
+        self.shrink_steps = 2 * shrink_drafts  # granted steps of prior for how often there is a draft
         self._rate: Array = np.array([max(c.draft_rate, 1e-9) for c in curves])  # [curves]
         survival = np.clip(np.array([c.survival for c in curves]) / self._rate[:, None], 0.0, 1.0)
         before = np.concatenate([np.ones((len(curves), 1)), survival[:, :-1]], axis=1)
@@ -306,13 +308,15 @@ class RequestCurves:
         below, above = column[pick, high - 1], column[pick, high]
         part = np.clip((mean - below) / np.maximum(above - below, 1e-12), 0.0, 1.0)[:, None]
         bent = (1 - part) * self._means[curve, high - 1] + part * self._means[curve, high]
-        rate = self._rate[curve]
-        if num_steps is not None:
-            shrink = 2 * self._shrink
-            rate = np.minimum((num_drafts + shrink * rate) / (num_steps + shrink), 1.0)
+        rate = self._rate[curve] if num_steps is None else self.rates(curve, num_drafts, num_steps)
         expected = np.minimum(1.0 + rate[:, None] * self._factor[curve] * bent, self._ceiling)
         rising: Array = np.maximum.accumulate(expected, axis=1)
         return rising
+
+    def rates(self, curve: NDArray[np.intp], num_drafts: Array, num_steps: Array) -> Array:
+        """Drafts per granted step of each request, shrunk to its curve's. [n]"""
+        found: Array = (num_drafts + self.shrink_steps * self._rate[curve]) / (num_steps + self.shrink_steps)
+        return np.minimum(found, 1.0)
 
     def expected_one(
         self, curve: int, num_drafts: float, num_draft_tokens: float, num_accepted: float, num_steps: float
@@ -327,7 +331,7 @@ class RequestCurves:
         low_means, high_means = means[high - 1], means[high]
         part = (mean - low_means[at]) / max(high_means[at] - low_means[at], 1e-12)
         part = min(max(part, 0.0), 1.0)
-        rate = min((num_drafts + 2 * self._shrink * rate) / (num_steps + 2 * self._shrink), 1.0)
+        rate = min((num_drafts + self.shrink_steps * rate) / (num_steps + self.shrink_steps), 1.0)
         expected: list[float] = []
         most = 0.0
         for k, (low, up, scale) in enumerate(zip(low_means, high_means, factor, strict=True)):

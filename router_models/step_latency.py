@@ -76,12 +76,12 @@ class _Ratios:
     kv: float = 0.0
     target_kv: float = 0.0  # of the drafting sequences, once for every draft token
     fill: float = 0.0
-    begun: float = 0.0  # tokens of the sequences that were begun
+    begun: float = 0.0  # tokens of the sequences whose first drafts these were read for
 
     def observe(self, d: DraftFeatures, target_kv_per_sequence: float) -> None:
         keep = 0.99
-        if d.num_fill_tokens > 0 or d.num_begun_tokens > 0:
-            self.fill = keep * self.fill + d.num_fill_tokens
+        if d.num_begun_tokens > 0:
+            self.fill = keep * self.fill + min(d.num_begun_fill, d.num_begun_tokens)
             self.begun = keep * self.begun + d.num_begun_tokens
         if d.num_sequences <= 0 or d.num_draft_tokens <= 0 or d.num_fill_tokens > 0:
             return
@@ -237,7 +237,8 @@ def _check(x: StepFeatures, y: StepTiming) -> None:
     values = {"seconds": y.seconds, **{f"draft_s[{i}]": s for i, s in enumerate(y.draft_s)}}
     values.update({f"regressor {i}": v for i, v in enumerate(_target_row(x))})
     for d in x.drafts:
-        values.update({f"{d.method} regressor {i}": v for i, v in enumerate(_draft_row(d))})
+        row = (*_draft_row(d), d.num_begun_tokens, d.num_begun_fill)
+        values.update({f"{d.method} regressor {i}": v for i, v in enumerate(row)})
     for name, value in values.items():
         if finite(name, value) < 0:
             raise ValueError(f"{name} must not be negative, got {value}")

@@ -166,7 +166,8 @@ class DraftFeatures:
     num_draft_tokens: float = 0.0
     num_kv_tokens: float = 0.0
     num_fill_tokens: float = 0.0  # context tokens that a cache of its own had to read up on
-    num_begun_tokens: float = 0.0  # length of the sequences it had not drafted for before
+    num_begun_tokens: float = 0.0  # length of the sequences that got their first draft
+    num_begun_fill: float = 0.0  # of these, the tokens it had to read up on
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,7 @@ class DraftCoefficients:
     calls_per_token: float = 0.0  # calls / depth: 1 for an autoregressive draft model, 0 for n-gram
     kv_per_target_kv: float = 0.0  # drafter KV tokens per draft token and target KV token of its sequence
     d_lead_s: float = 0.0  # per step with any calls
-    fill_per_token: float = 1.0  # tokens it reads up on, of those of a sequence it has not drafted for
+    fill_per_token: float = 1.0  # share of a sequence that it reads up on before its first draft
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Steps and outcomes in, snapshot out: the one writer of a model's learned state.
 
 Step records teach the latency model, finished requests acceptance, answer length, TTFT and queue
-wait. Twice a second or so `refresh` freezes what is known into a `ModelView`: decisions read it,
+wait. Every other second `refresh` freezes what is known into a `ModelView`: decisions read it,
 and the engine's planner is sent it.
 """
 
@@ -122,9 +122,9 @@ class Learner:
         """A request that was decided, however it ended."""
         self._has_news = True
         self._learn_acceptance(outcome)
-        self._settle_exploration(outcome)
         if outcome.outcome != "ok":
             return
+        self._settle_control(outcome)
         changes = [c for c in outcome.policy_changes if c.reason == Reason.PREDICTED_FASTEST]
         if changes:  # the step planner knew better
             self._incumbents[outcome.decision.task.label] = changes[-1].policy
@@ -137,14 +137,17 @@ class Learner:
         if decision.reason == Reason.PREDICTED_FASTEST:
             self._incumbents[decision.task.label] = decision.policy
 
-    def _settle_exploration(self, outcome: RequestOutcome) -> None:
-        """A control that took longer than predicted (plain among requests that draft, it pays for their
-        drafts in every step) has cost the more."""
-        decision = outcome.decision
-        if decision.explore_cost_s <= 0 or decision.policy != BASELINE or decision.predicted.e2e_ms is None:
+    def _settle_control(self, outcome: RequestOutcome) -> None:
+        """A control that decoded more slowly than predicted (plain among requests that draft, it pays for
+        their drafts in every step) has cost the more. For as many tokens as were expected: that an answer
+        is longer is no cost of trying."""
+        decision, tpot_s = outcome.decision, outcome.timings.tpot_s
+        predicted = decision.predicted
+        is_control = decision.policy == BASELINE and decision.reason == Reason.EXPLORATION
+        if not is_control or tpot_s is None or predicted.tpot_ms is None or predicted.e2e_ms is None:
             return
-        more_s = outcome.timings.e2e_s - decision.predicted.e2e_ms / 1e3
-        self._spent_s += max(more_s, -decision.explore_cost_s)
+        more_s = (tpot_s - predicted.tpot_ms / 1e3) * max(predicted.output_tokens - 1.0, 0.0)
+        self._spent_s += min(max(more_s, -decision.explore_cost_s), predicted.e2e_ms / 1e3)
 
     def set_methods(self, methods: Mapping[str, int]) -> None:
         """The drafters that are loaded, with the most draft tokens of each."""
@@ -253,7 +256,7 @@ class Learner:
     @property
     def control_credit_s(self) -> float:
         """The same for controls, which wait until it has been earned: a new server's credit is for
-        methods it has never tried."""
+        methods it has never tried, and so is what they spend first."""
         return self.explore_credit_s - _START_CREDIT_S
 
     def _length_features(

@@ -41,6 +41,7 @@ def _draft_features(work: DraftWork) -> DraftFeatures:
         work.num_kv_tokens,
         work.num_fill_tokens,
         work.num_begun_tokens,
+        work.num_begun_fill,
     )
 
 

@@ -246,9 +246,10 @@ class GuardPanel:
         # reading counts: the rate fades over its window, but a server that empties is seen at once.
         load, rho = self._config.load, now.costs.rho(rate)
         if rho is not None and load.max_rho is not None:
-            what = "the load, as a share of predicted capacity,"
+            num_in_flight = now.load.num_admitted + now.load.num_queued
+            what = f"with {num_in_flight} requests in the server, the load, as a share of predicted capacity,"
             by_rate = Reading(rho, load.max_rho, "of capacity", what=what, kind="rho")
-            what, num_in_flight = "the number in the server", now.load.num_admitted + now.load.num_queued
+            what = f"at {rho:.2f} of predicted capacity, the number of requests in the server"
             most = max(load.min_in_flight - 1, 0.5)
             by_number = Reading(num_in_flight, most, "requests", what=what, kind="in_flight")
             readings["rho"] = min(by_rate, by_number, key=lambda reading: reading.severity)

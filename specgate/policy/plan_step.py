@@ -220,6 +220,7 @@ class StepPlanner:
                 seat.granted = 0
             elif seat.hold_left > 0:
                 seat.hold_left -= 1
+                seat.is_planned = True
                 fixed.append(sequence)
                 seat.granted = seat.arm
             else:

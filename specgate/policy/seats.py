@@ -19,7 +19,7 @@ from specgate.policy.view import CurveBook, ModelView
 
 _SHUT, _UNPROVEN = 1e9, 1e6  # tokens: no gain is as large; an unproven arm may still be probed
 _FIRST_ROWS = 16
-_RATE_SHRINK = 12.0  # granted steps of prior for how often a drafter finds a draft for this request
+_RATE_SHRINK = 12.0  # granted steps of prior, about those of `RequestCurves.rates`
 _COOL_FACTOR = 5.0  # how much larger a gain must be right after a change of method
 _BETWEEN_DRAFTERS = 4.0  # the same at any time, where both draft: one is as unsure as the other
 COOL_STEPS = 24  # steps that count as right after
@@ -148,7 +148,6 @@ class Table:
         self.margin = view.planner.switch_margin
         self.book = CurveBook(view.curves)
         self.curves = RequestCurves(self.book.curves) if self.book.curves else None
-        self._rates = np.array([c.draft_rate for c in self.book.curves])
         top = len(self.book.curves[0].expected_tokens) - 1 if self.book.curves else 0
         self._depths: Array = np.arange(1.0, top + 1.0)
         known = [(m, min(depth, top)) for m, depth in view.methods.items() if m in view.step.drafters]
@@ -244,8 +243,9 @@ class Table:
             self.set_penalty(seats, shut, step)
             return
         arms = self.prices.arms
-        self.tokens[[seat.row for seat in seats]] = 1.0
-        # All arms' curves in one go: for few sequences the number of calls is what takes the time.
+        every = [seat.row for seat in seats]
+        self.tokens[every], self.drafted[every], self.extra_s[every] = 1.0, 0.0, 0.0
+        # All arms' curves in one go: the number of calls is much of the time.
         told = [
             (number, seat, curve)
             for number in range(len(arms))
@@ -256,8 +256,7 @@ class Table:
             at = np.array([curve for _, _, curve in told], dtype=np.intp)
             counts = np.array([seat.counts[number] for number, seat, _ in told], dtype=np.float64)
             expected = self.curves.expected(at, counts[:, 1], counts[:, 2], counts[:, 3], counts[:, 0])
-            rates = (counts[:, 1] + _RATE_SHRINK * self._rates[at]) / (counts[:, 0] + _RATE_SHRINK)
-            rates = np.minimum(rates, 1.0)
+            rates = self.curves.rates(at, counts[:, 1], counts[:, 0])
             first = 0
             for number, arm in enumerate(arms):
                 own = [seat for seat in seats if seat.curves[number] is not None]

@@ -46,7 +46,7 @@ UNITS = {
     "d_fill": "s per context token the drafter reads up on",
     "calls_per_token": "draft calls per draft token",
     "kv_per_target_kv": "drafter KV tokens per draft token and target KV token",
-    "fill_per_token": "tokens read up on per token of a sequence it has not drafted for",
+    "fill_per_token": "share of a sequence that the drafter reads up on before its first draft",
 }
 _TYPICAL = Workload(prompt_tokens=200.0, output_tokens=100.0)
 

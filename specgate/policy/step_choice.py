@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from router_models.types import DraftCoefficients, StepCoefficients
 
 Array = NDArray[np.float64]
-Ints = NDArray[np.intp]
 _NO_DRAFTER = DraftCoefficients()
 _PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _MAX_SPREAD = 8  # drafting sequences whose luck is followed one by one

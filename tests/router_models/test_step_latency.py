@@ -272,7 +272,10 @@ def test_how_much_a_drafter_reads_of_a_new_sequence_is_seen() -> None:
     for number in range(200):
         x = StepFeatures(1.0, 3.0, 100.0, drafts=(work,))
         if number % 10 == 0:
-            x = replace(x, drafts=(replace(work, num_fill_tokens=256.0, num_begun_tokens=800.0),))
+            first = replace(work, num_fill_tokens=256.0, num_begun_tokens=800.0, num_begun_fill=256.0)
+            x = replace(x, drafts=(first,))
+        elif number % 3 == 0:  # one that decoded otherwise for a while is read up on: not a new one
+            x = replace(x, drafts=(replace(work, num_fill_tokens=20.0),))
         model.learn_one(x, StepTiming(0.01, (0.002,)))
     assert model.coefficients().drafters["draft"].fill_per_token == pytest.approx(0.32)
     restored = StepLatency.from_state(json.loads(json.dumps(model.state())))

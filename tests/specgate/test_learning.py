@@ -167,11 +167,18 @@ def test_controls_wait_until_their_time_is_earned_and_cost_what_they_took() -> N
     control = replace(chosen, policy=BASELINE, reason="exploration", explore_cost_s=0.2)
     learner.decided(control)  # predicted to take 0.9 s instead of 0.7
     assert learner.control_credit_s == pytest.approx(0.8)
-    learner.learn(outcome(decision=control))  # it took 1 s
-    assert learner.control_credit_s == pytest.approx(0.7)
-    learner.decided(control)
+    learner.learn(outcome(decision=control, output=400, timings=Timings(0.01, 0.1, 9.0, 0.02)))
+    assert learner.control_credit_s == pytest.approx(0.8)  # longer than expected, but at the pace predicted
+    learner.learn(outcome(decision=control, timings=Timings(0.01, 0.1, 1.0, 0.03)))
+    assert learner.control_credit_s == pytest.approx(
+        0.8 - 0.01 * 49
+    )  # 10 ms more a token, 50 tokens expected
+    learner.learn(outcome(decision=control, timings=Timings(0.01, 0.1, 1.0, 0.001)))
+    assert learner.control_credit_s == pytest.approx(1.0 - 0.01 * 49)  # given back, and no more than that
+    learner.learn(outcome(decision=control, timings=Timings(0.01, 0.1, 1.0, 60.0)))
+    assert learner.control_credit_s == pytest.approx(1.0 - 0.01 * 49 - 0.9)  # once the prediction at most
     learner.learn(outcome(decision=control, outcome="cancelled", timings=Timings(e2e_s=0.1)))
-    assert learner.control_credit_s == pytest.approx(0.7)  # given back, and no more than that
+    assert learner.control_credit_s == pytest.approx(1.0 - 0.01 * 49 - 0.9)
 
 
 def test_the_report_names_units_and_what_follows() -> None:

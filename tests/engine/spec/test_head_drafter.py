@@ -182,7 +182,7 @@ def test_records_tell_how_much_of_a_new_sequence_is_read() -> None:
     for turn in range(2):
         run = drive(engine, [request(f"r{turn}", prompt(5, 60), policy="draft")])
         works = [work for record in run.records for work in record.drafts]
-        told.append((sum(w.num_begun_tokens for w in works), sum(w.num_fill_tokens for w in works)))
+        told.append((sum(w.num_begun_tokens for w in works), sum(w.num_begun_fill for w in works)))
     assert told[0] == (61, 24)
     assert told[1][0] == 61
     assert told[1][1] < 24

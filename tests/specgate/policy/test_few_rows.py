@@ -97,6 +97,8 @@ def filled(told: Sequence[dict[str, Any]], shut: ShutList) -> tuple[Table, list[
         sequence = dataclasses.replace(sequence, temperature=about["temperature"], num_tokens=about["kv"])
         seat = Seat(sequence, row, table.num_arms)
         table.place(seat)
+        if about["is_unknown"]:
+            seat.curves = [seat.curves[0], None]
         table.enforce(seat, about["column"])
         seat.counts = [list(c) for c in about["counts"]]
         seat.loaded = list(about["loaded"])
@@ -114,7 +116,7 @@ def filled(told: Sequence[dict[str, Any]], shut: ShutList) -> tuple[Table, list[
             "column": st.integers(0, 8),
             "counts": st.tuples(counts, counts), "loaded": st.tuples(st.booleans(), st.booleans()),
             "changed_step": st.integers(0, 100), "num_changes": st.integers(0, 4),
-            "is_planned": st.booleans(),
+            "is_planned": st.booleans(), "is_unknown": st.booleans(),
         }),
         min_size=few_rows.MOST + 1, max_size=2 * few_rows.MOST,
     ),
