@@ -163,9 +163,8 @@ class Drafting:
         unread = self._unread.get(method, {})
         if any(seq.seq_id in unread for seq in sequences):
             self._first_fill[method] = self._first_fill.get(method, 0) + num_fill
-        first = [
-            seq for seq, tree in zip(sequences, trees, strict=True) if len(tree) and seq.seq_id in unread
-        ]
+        drafted = [seq.seq_id for seq, tree in zip(sequences, trees, strict=True) if len(tree)]
+        first = [seq_id for seq_id in drafted if seq_id in unread]
         self._work[method] = DraftWork(
             method=method,
             num_calls=work[0],
@@ -174,7 +173,7 @@ class Drafting:
             num_kv_tokens=work[1],
             num_fill_tokens=num_fill,
             seconds=seconds,
-            num_begun_tokens=sum(unread.pop(seq.seq_id) for seq in first),
+            num_begun_tokens=sum(unread.pop(seq_id) for seq_id in first),
             num_begun_fill=self._first_fill.pop(method, 0) if first else 0,
         )
         for seq in sequences:

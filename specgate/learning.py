@@ -146,7 +146,7 @@ class Learner:
         is_control = decision.policy == BASELINE and decision.reason == Reason.EXPLORATION
         if not is_control or tpot_s is None or predicted.tpot_ms is None or predicted.e2e_ms is None:
             return
-        more_s = (tpot_s - predicted.tpot_ms / 1e3) * max(predicted.output_tokens - 1.0, 0.0)
+        more_s = (tpot_s - predicted.tpot_ms / 1e3) * max((predicted.output_tokens or 0.0) - 1.0, 0.0)
         self._spent_s += min(max(more_s, -decision.explore_cost_s), predicted.e2e_ms / 1e3)
 
     def set_methods(self, methods: Mapping[str, int]) -> None:

@@ -170,9 +170,7 @@ def test_controls_wait_until_their_time_is_earned_and_cost_what_they_took() -> N
     learner.learn(outcome(decision=control, output=400, timings=Timings(0.01, 0.1, 9.0, 0.02)))
     assert learner.control_credit_s == pytest.approx(0.8)  # longer than expected, but at the pace predicted
     learner.learn(outcome(decision=control, timings=Timings(0.01, 0.1, 1.0, 0.03)))
-    assert learner.control_credit_s == pytest.approx(
-        0.8 - 0.01 * 49
-    )  # 10 ms more a token, 50 tokens expected
+    assert learner.control_credit_s == pytest.approx(0.8 - 0.01 * 49)  # 10 ms a token, 50 expected
     learner.learn(outcome(decision=control, timings=Timings(0.01, 0.1, 1.0, 0.001)))
     assert learner.control_credit_s == pytest.approx(1.0 - 0.01 * 49)  # given back, and no more than that
     learner.learn(outcome(decision=control, timings=Timings(0.01, 0.1, 1.0, 60.0)))
