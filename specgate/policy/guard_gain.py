@@ -81,7 +81,7 @@ class GainBook:
 
     def add_step(self, record: StepRecord, now_s: float) -> None:
         """A step. Those with prompts in them say nothing clear."""
-        if record.is_warm_up or record.num_prefill_tokens or not record.num_decode_sequences:
+        if record.num_prefill_tokens or not record.num_decode_sequences:
             return
         if record.seconds <= 0:  # a clock that stood still
             return

@@ -122,9 +122,11 @@ class GuardPanel:
         self._acceptance.add(outcome, now_s)
 
     def add_step(self, record: StepRecord, now_s: float) -> None:
-        """An engine step. A failed drafter is looked at at once."""
-        self._acceptance.add_step(record, now_s)
-        self._gain.add_step(record, now_s)
+        """An engine step. A failed drafter is looked at at once. Steps before the first request decode
+        made-up text: what they cost is true, what was accepted in them says nothing."""
+        if not record.is_warm_up:
+            self._acceptance.add_step(record, now_s)
+            self._gain.add_step(record, now_s)
         self._errors.add_step(record, now_s)
         if record.drafter_errors:
             self._looked_s = float("-inf")

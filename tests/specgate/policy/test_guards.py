@@ -256,6 +256,17 @@ def test_observed_guards_report_and_shut_nothing_and_switched_off_ones_do_neithe
     assert GuardPanel(replace(CONFIG, consistency=ConsistencyGuard(mode="off")), LIMITS).look(at(0)) == []
 
 
+def test_what_is_accepted_of_made_up_text_shuts_nothing() -> None:
+    """Before the first request the engine tries out step sizes on random tokens: hardly a draft is right."""
+    panel = GuardPanel(CONFIG, Limits())
+    for _ in range(200):
+        panel.add_step(replace(step(DraftWork("draft", 4, 1, 4, 0)), is_warm_up=True), 0.0)
+    assert panel.look(at(1)) == []
+    for _ in range(200):
+        panel.add_step(step(DraftWork("draft", 4, 1, 4, 0)), 2.0)
+    assert trips(panel.look(at(3))) == [("acceptance_floor", "draft", None)]
+
+
 def test_state_tells_reading_threshold_and_since_when() -> None:
     panel = GuardPanel(CONFIG, LIMITS)
     panel.look(at(5, requests_per_s=99))
