@@ -30,7 +30,7 @@ from specgate.launch import LaunchError, Server
 
 AUTO = "auto"
 FORGETFUL = ("learning.folder=null", "decision_log.path=null")
-MIN_WIDTH = 136  # columns of the table where the terminal does not say
+MIN_WIDTH = 156  # columns of the table where the terminal does not say
 
 
 class DemoError(Exception):
