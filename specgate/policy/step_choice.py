@@ -178,23 +178,11 @@ class Plan:
 
 
 class Choices(Protocol):
-    """The sequences of a step that are free to choose. All [sequences, columns]; column 0 is plain."""
+    """The sequences of a step that are free to choose. Column 0 is plain decoding."""
 
     @property
     def tokens(self) -> Sized:
         """Expected tokens a step."""
-
-    @property
-    def drafted(self) -> Sized:
-        """Expected draft tokens."""
-
-    @property
-    def extra_s(self) -> Sized:
-        """Seconds beside those per token in the target's forward."""
-
-    @property
-    def penalty(self) -> Sized:
-        """Tokens by which a change of method must be better; huge: shut."""
 
     def choose(self, prices: Prices, depths: Sequence[int], rate: float, token_s: float) -> Sequence[int]:
         """The best column for every sequence when a second is worth `rate` tokens and a draft token in
@@ -206,12 +194,12 @@ class Choices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Choices of any number of sequences."""
+    """Choices of any number of sequences. All [sequences, columns]."""
 
-    tokens: Array
-    drafted: Array
-    extra_s: Array
-    penalty: Array
+    tokens: Array  # expected tokens a step
+    drafted: Array  # expected draft tokens
+    extra_s: Array  # seconds beside those per token in the target's forward
+    penalty: Array  # tokens by which a change of method must be better; huge: shut
 
     def choose(
         self, prices: Prices, depths: Sequence[int], rate: float, token_s: float | Array
