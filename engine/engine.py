@@ -48,6 +48,8 @@ from engine.types import (
     TokenLogprob,
 )
 
+_LOOK_BACK_EVERY = 4  # steps, while the planner could do nothing with what is learnt
+
 
 class Engine:
     """Continuous batching with speculation over one target model.
@@ -111,7 +113,7 @@ class Engine:
 
     @planner.setter
     def planner(self, planner: SpecPlanner) -> None:
-        self._planning.planner = planner
+        self._planning.use(planner)
 
     @property
     def vocab_size(self) -> int:
@@ -235,7 +237,8 @@ class Engine:
             kernels=self._runner.kernels,
         )
         self._outputs = charge_step(step, plans, trees, record, self._outputs)
-        self._hindsight.look([seq for seq in step.sequences if seq.seq_id in self._sequences])
+        if not self._planning.is_asleep or self._num_steps % _LOOK_BACK_EVERY == 0:
+            self._hindsight.look([seq for seq in step.sequences if seq.seq_id in self._sequences])
         return self._emit(record)
 
     def fail_step(self, message: str) -> StepResult:
@@ -301,7 +304,7 @@ class Engine:
     def _plan(self, now_s: float) -> tuple[dict[str, SpecPlan], int]:
         """The planner's grants for drafters that exist, and how many faults it made."""
         decoding = [seq for seq in self._scheduler.running if seq.is_decoding]
-        if not decoding or not self._planning.known:
+        if not decoding or not self._planning.known or self._planning.is_needless(decoding):
             return {}, 0
         view = StepView(
             step=self._num_steps,

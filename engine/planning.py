@@ -7,7 +7,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 from engine.sequence import Sequence
-from engine.spec.planner import SequenceView, SpecPlan, SpecPlanner, StepView
+from engine.spec.planner import SequenceView, Sleeps, SpecPlan, SpecPlanner, StepView
 from engine.types import BASELINE, PolicyChange
 
 log = logging.getLogger(__name__)
@@ -20,10 +20,34 @@ class Planning:
 
     def __init__(self, planner: SpecPlanner, methods: Collection[str]) -> None:
         """`methods`: those that are loaded, as of each call."""
-        self.planner = planner
+        self.use(planner)
         self.known = set(methods)  # loaded now or before
         self._methods = methods
         self._last_fault: str | None = None
+
+    def use(self, planner: SpecPlanner) -> None:
+        """From the next step on this one is asked."""
+        self.planner = planner
+        self._sleeper = planner if isinstance(planner, Sleeps) else None
+
+    @property
+    def is_asleep(self) -> bool:
+        """See `Sleeps`."""
+        try:
+            return self._sleeper is not None and self._sleeper.is_asleep
+        except Exception as error:  # noqa: BLE001  as below
+            self._tell(error)
+            return False
+
+    def is_needless(self, decoding: Seq[Sequence]) -> bool:
+        """True where the answer for `decoding` is known to be that nobody drafts."""
+        if not self.is_asleep:
+            return False
+        for seq in decoding:
+            policy = seq.request.policy
+            if seq.method != BASELINE or (policy.is_pinned and policy.num_speculative_tokens):
+                return False
+        return True
 
     def plan(self, view: StepView, decoding: Seq[Sequence]) -> tuple[dict[str, SpecPlan], int]:
         """Grants for `decoding`, whose views `view` holds, and how many faults the planner made.
@@ -32,7 +56,7 @@ class Planning:
         """
         try:
             answer = dict(self.planner.plan(view))
-        except Exception as error:  # noqa: BLE001  see above
+        except Exception as error:  # noqa: BLE001  it may be anybody's code
             self._tell(error)
             return {}, 1
         plans: dict[str, SpecPlan] = {}

@@ -72,7 +72,7 @@ class PolicyAssignment:
     not as a ceiling. `is_pinned` marks a choice that load must not undo (an override, an arm of a
     rollout), `is_probe` a request that tries a policy which is shut for the others. `hold_steps`:
     the assignment stands for that many target steps, after which the planner may choose (an
-    exploration teaches nothing if it is cut short).
+    exploration teaches nothing if it is cut short). Without `may_probe` nothing is tried on it.
     """
 
     method: str = BASELINE
@@ -81,6 +81,7 @@ class PolicyAssignment:
     is_pinned: bool = False
     is_probe: bool = False
     hold_steps: int = 0
+    may_probe: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,6 +273,7 @@ class Generation:
                 is_pinned=decision.is_pinned or decision.reason == Reason.OVERRIDE,
                 is_probe=decision.is_probe,
                 hold_steps=decision.hold_steps,
+                may_probe=self.request.overrides.may_probe,
             ),
             index=index % self.request.n,
             max_tokens=prompt.max_tokens,

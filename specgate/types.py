@@ -30,7 +30,7 @@ class Overrides:
 
     @property
     def may_probe(self) -> bool:
-        """Whether guards may try something with it: they learn from what they try."""
+        """Whether guards and planner may try something with it: they learn from what they try."""
         return self.explore and self.learn
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from engine.types import MethodCounts, PolicyAssignment
 
@@ -63,6 +63,18 @@ class SpecPlanner(Protocol):
     """Grants draft tokens. A sequence that is absent from the answer decodes plainly."""
 
     def plan(self, view: StepView) -> Mapping[str, SpecPlan]: ...
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """A planner that now and then knows its answer beforehand, so that a large batch, of which every
+    tenth of a percent counts, is not described to it for nothing."""
+
+    @property
+    def is_asleep(self) -> bool:
+        """True while, until it is told something from outside, it grants nothing to anybody who was not
+        pinned to a method. It is asked all the same while somebody is pinned, or has yet to be told."""
+        ...
 
 
 class FollowAssignment:

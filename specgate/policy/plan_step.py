@@ -106,6 +106,12 @@ class StepPlanner:
             self._table.fill(seats, self._shut, self._num_steps)
         self._dirty = []
 
+    @property
+    def is_asleep(self) -> bool:
+        """See `engine.spec.planner.Sleeps`: every method is shut for everybody, as under load."""
+        table = self._table
+        return table is not None and all(self._shut.is_for_all(arm.method) for arm in table.prices.arms)
+
     # --- planning --------------------------------------------------------------------------
 
     def plan(self, view: StepView) -> Mapping[str, SpecPlan]:
@@ -149,7 +155,7 @@ class StepPlanner:
             self._rate = plan.rate
             is_calm = is_calm and (is_new or abs(plan.rate - before) <= _SAME_RATE * before)
         self._last = (view.now_s, plan)
-        if self._probing.plain_left > 0:
+        if self._probing.is_plain(free):
             self._probing.decode_plainly(free, plan, table, settled)
             return plans
         named, step = self._plans, self._num_steps

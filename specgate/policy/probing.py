@@ -81,7 +81,7 @@ class Probing:
             self.probes.in_use(key, now_s)
         if self.is_active or self.probes.credit_s <= 0:
             return
-        if _PLAIN not in used and self.probes.is_due(_PLAIN, now_s):
+        if _PLAIN not in used and self.probes.is_due(_PLAIN, now_s) and _may_all(free):
             self.plain_left = _STEPS
             self.probes.begin(_PLAIN, now_s)
             return
@@ -95,6 +95,13 @@ class Probing:
                         self.probes.begin(idle, now_s)
                         return
                     self.probes.put_off(idle, now_s)
+
+    def is_plain(self, free: Sequence[Seat]) -> bool:
+        """Whether this step is one of a probe of plain decoding. That ends when somebody comes who may
+        not be tried on."""
+        if self.plain_left > 0 and not _may_all(free):
+            self.plain_left = 0
+        return self.plain_left > 0
 
     def decode_plainly(self, free: Sequence[Seat], plan: Plan, table: Table, settled: Settled) -> None:
         """One step in which nobody drafts."""
@@ -114,7 +121,9 @@ class Probing:
         seats = [
             seat
             for seat in seats
-            if seat.view.num_remaining_tokens >= _MIN_TOKENS and table.is_open(seat, number)
+            if seat.view.policy.may_probe
+            and seat.view.num_remaining_tokens >= _MIN_TOKENS
+            and table.is_open(seat, number)
         ]
         seats.sort(key=lambda seat: seat.view.num_tokens)  # the shortest to read for a drafter
         column, steps = arm.first + arm.depth - 1, _MIN_STEPS
@@ -175,3 +184,7 @@ class Probing:
             seat.granted = trial.number + 1
         trial.left -= 1
         self._cost_s = self._step_s(trial, batch, table, rate)
+
+
+def _may_all(seats: Sequence[Seat]) -> bool:
+    return all(seat.view.policy.may_probe for seat in seats)

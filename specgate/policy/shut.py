@@ -36,6 +36,10 @@ class ShutList:
     def __bool__(self) -> bool:
         return bool(self._by_policy)
 
+    def is_for_all(self, policy: str) -> bool:
+        """True where `policy` may not draft for any request that nobody pinned."""
+        return any(e.task is None and not e.lets_probes for e in self._by_policy.get(policy, ()))
+
     def refusal(self, policy: str, task: str, assigned: PolicyAssignment) -> Shut | None:
         """The door that keeps `policy` from drafting for a request assigned so; None: it may."""
         for entry in self._by_policy.get(policy, ()):

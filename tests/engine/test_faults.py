@@ -219,6 +219,30 @@ def test_the_planner_may_change_the_method_of_a_running_request() -> None:
     assert (views[1].label, views[1].num_drafts, views[1].num_draft_tokens) == ("chat", 1, 2)
 
 
+class SleepyPlanner(ScriptedPlanner):
+    """Asleep from its second answer on."""
+
+    @property
+    def is_asleep(self) -> bool:
+        return len(self.views) > 1
+
+
+def test_a_planner_that_sleeps_is_asked_only_where_somebody_drafts_or_is_pinned() -> None:
+    expected = reference_greedy(target(), PROMPT, GREEDY.max_tokens)
+    oracle = known_continuations({PROMPT: expected})
+    two, off = SpecPlan("stub", 2), SpecPlan(BASELINE, 0, reason="load_guard")
+    planner = SleepyPlanner([two, two, off])
+    engine = make_engine({"stub": StubDrafter(oracle, VOCAB)}, planner)
+    run = drive(engine, [request("a", PROMPT, policy="stub")])
+    assert len(planner.views) == 3  # the third told it that it drafts no more
+    assert [record.num_emitted_tokens for record in run.records[1:4]] == [3, 3, 1]
+    assert run.finished["a"].token_ids == expected
+    pinned = EngineRequest("b", PROMPT, GREEDY, PolicyAssignment("stub", 2, is_pinned=True))
+    planner.script = [off, off, two]
+    drive(engine, [pinned])
+    assert len(planner.views) > 6  # it had been turned off, and may be let in again at any time
+
+
 def test_a_request_that_allows_no_token_ends_alone() -> None:
     banned = SamplingParams(temperature=1.0, seed=1, logit_bias=dict.fromkeys(range(VOCAB), -math.inf))
     expected = reference_greedy(target(), PROMPT, GREEDY.max_tokens)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import openai
 import pytest
 
-from engine.types import SamplingParams
+from engine.types import PolicyAssignment, SamplingParams
 from specgate.api.formats import CompletionsFormat
 from specgate.clock import SystemClock
 from specgate.generation import Generation, Prompt, Times
@@ -110,6 +110,21 @@ async def test_sixteen_tokens_unless_asked_otherwise_and_never_more_than_fit() -
         refused = await server.complete(prompt="p" * 25, max_tokens=16)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
         assert (await server.chat()).json()["usage"]["completion_tokens"] == 32 - len("user: hi\nassistant: ")
+
+
+async def test_what_may_be_tried_on_a_request_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as server:
+        seen: list[bool] = []
+        generate = server.fake.generate
+
+        def watched(request: Any, prepared: Any, policy: PolicyAssignment, **rest: Any) -> Any:
+            seen.append(policy.may_probe)
+            return generate(request, prepared, policy, **rest)
+
+        monkeypatch.setattr(server.fake, "generate", watched)
+        for wish in ({}, {"explore": False}, {"learn": False}):
+            assert (await server.complete(specgate=wish)).status_code == 200
+    assert seen == [True, False, False]
 
 
 async def test_the_official_client_streams_completions() -> None:

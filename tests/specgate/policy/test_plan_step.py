@@ -148,6 +148,67 @@ def test_an_unproven_drafter_is_only_probed() -> None:
     assert reasons == {"exploration"}
 
 
+@pytest.mark.parametrize("draft", [0.05, 0.9])
+def test_nothing_is_tried_on_who_does_not_want_it(draft: float) -> None:
+    """Neither a drafter that does not pay nor plain decoding where one does."""
+    tried = {}
+    for may_probe in (True, False):
+        planner = StepPlanner()
+        planner.use(model(draft=draft, ngram=0.02))
+        running = [sequence("a", AUTO), sequence("b", PolicyAssignment(may_probe=may_probe))]
+        methods = set()
+        for step in range(1500):
+            plans = planner.plan(StepView(step, step * 0.0215, tuple(running), 0, 0, 100))
+            for i, s in enumerate(running):
+                plan = plans.get(s.seq_id)
+                depth = plan.max_draft_tokens if plan is not None else 0
+                running[i] = replace(
+                    s, num_drafts=s.num_drafts + (depth > 0), num_draft_tokens=s.num_draft_tokens + depth,
+                    num_accepted_tokens=s.num_accepted_tokens + (depth if draft > 0.5 else 0),
+                )  # fmt: skip
+            methods.add(plan.method if plan is not None and depth else "baseline")
+        tried[may_probe] = methods
+    assert tried[True] >= {"baseline", "draft"}
+    assert tried[False] == ({"draft"} if draft > 0.5 else {"baseline"})
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_asleep_is_a_promise(data: st.DataObject) -> None:
+    """While it says so, nobody who was not pinned is granted a draft, whatever is asked."""
+    planner = StepPlanner()
+    planner.use(model(draft=0.9, ngram=0.8))
+    doors = st.builds(
+        Shut, policy=st.sampled_from(["draft", "ngram"]), reason=st.just(Reason.LOAD_GUARD),
+        task=st.sampled_from([None, None, "chat"]), is_hard=st.booleans(), lets_probes=st.booleans(),
+    )  # fmt: skip
+    planner.set_shut(data.draw(st.lists(doors, max_size=4)))
+    assigned = st.builds(
+        PolicyAssignment, method=st.sampled_from(["baseline", "ngram", "draft"]),
+        num_speculative_tokens=st.integers(0, 4), is_probe=st.booleans(), hold_steps=st.integers(0, 3),
+    )  # fmt: skip
+    policies = data.draw(st.lists(assigned, min_size=1, max_size=4))
+    for step in range(30):
+        plans = planner.plan(
+            view(step, step * 0.02, **{f"s{i}": policy for i, policy in enumerate(policies)})
+        )
+        if planner.is_asleep:
+            assert all(p.max_draft_tokens == 0 or p.method == "baseline" for p in plans.values())
+
+
+def test_it_sleeps_while_all_is_shut_for_all() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.9, ngram=0.8))
+    both = [Shut("draft", Reason.LOAD_GUARD), Shut("ngram", Reason.LOAD_GUARD)]
+    states = []
+    half_shut = [both[0], replace(both[1], task="chat")]
+    half_open = [replace(door, lets_probes=True) for door in both]
+    for doors in ([], both[:1], both, half_shut, half_open):
+        planner.set_shut(doors)
+        states.append(planner.is_asleep)
+    assert states == [False, False, True, False, False]
+
+
 def test_its_own_text_turns_a_request_away_from_its_tasks_method() -> None:
     planner = StepPlanner()
     planner.use(model(draft=0.8, ngram=0.02))
