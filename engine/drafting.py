@@ -19,7 +19,7 @@ import torch
 
 from engine.scheduler import ScheduledStep
 from engine.sequence import Sequence
-from engine.spec.drafter import DraftContext, Drafter, ReadsHidden
+from engine.spec.drafter import DraftContext, Drafter, KnowsInHindsight, ReadsHidden
 from engine.spec.faults import find_faults
 from engine.spec.planner import SpecPlan
 from engine.spec.tree import EMPTY_TREE, DraftTree
@@ -89,12 +89,14 @@ class Drafting:
             work = self._work[method]
             self._work[method] = replace(work, num_accepted_tokens=work.num_accepted_tokens + num_accepted)
 
-    def ask(self, method: str, seq: Sequence, question: Callable[[], _Result]) -> _Result | None:
-        """A drafter's answer about a sequence it may never have seen; None if it failed."""
+    def look_back(
+        self, method: str, drafter: KnowsInHindsight, seq: Sequence, start: int, depth: int
+    ) -> tuple[list[tuple[int, int]], int] | None:
+        """See `KnowsInHindsight.hindsight`; `seq` may be new to the drafter. None if it failed."""
 
-        def answer() -> _Result:
+        def answer() -> tuple[list[tuple[int, int]], int]:
             self._begin(method, seq)
-            return question()
+            return drafter.hindsight(_context(seq, depth), start)
 
         told = self._guarded(method, answer)
         if told is None:

@@ -1,6 +1,6 @@
 """What drafters that go by the text alone would have done where they had no turn.
 
-What an n-gram drafts depends on nothing but the tokens so far, and verification never changes which
+What an n-gram or a suffix drafts depends on nothing but the tokens so far, and verification never changes which
 tokens come. So once they have come, it is known whether the draft would have been right, for the price
 of looking it up: nothing is verified for it, and no probe is needed. That holds for sampled text as
 well, in the mean: a token drawn from the target equals the draft as often as verification would have
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from functools import partial
-
 from engine.drafting import Drafting
 from engine.sequence import Sequence
 from engine.spec.drafter import Drafter, KnowsInHindsight
@@ -51,13 +49,13 @@ class Hindsight:
     def _judge(self, name: str, drafter: KnowsInHindsight, seq: Sequence, depth: int) -> None:
         start = seq.judged.get(name, seq.prompt_length + 1)
         start = max(start, len(seq.token_ids) - depth - _MOST)  # what is left behind stays unknown
-        look = partial(drafter.hindsight, seq.seq_id, seq.token_ids, start, depth)
-        told = self._drafting.ask(name, seq, look)
+        told = self._drafting.look_back(name, drafter, seq, start, depth)
         if told is None:
             seq.judged[name] = len(seq.token_ids)
             return
         drafts, seq.judged[name] = told
-        seq.counters.judge(name, drafts)
+        if drafts:
+            seq.counters.judge(name, drafts)
 
 
 def _is_fixed(seq: Sequence) -> bool:

@@ -19,10 +19,12 @@ _NO_DRAFTER = DraftCoefficients()
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A typical request: prompt and output length in tokens."""
+    """A typical request: prompt and output length in tokens, and of the prompt what has to be computed
+    (None: all), for the rest is found in the prefix cache."""
 
     prompt_tokens: float
     output_tokens: float
+    computed_tokens: float | None = None
 
     @property
     def kv_tokens(self) -> float:
@@ -100,7 +102,8 @@ def request_cost(
     per_step = c.c_seq_s + slope * (1 + depth) + kv_s
     if depth > 0:
         per_step += d.d_seq_s + depth * (d.d_tok_s + d.d_kv_s * d.kv_per_target_kv * load.kv_tokens)
-    return RequestCost(c1, c.p_tok_s * load.prompt_tokens + num_steps * per_step)
+    computed = load.prompt_tokens if load.computed_tokens is None else load.computed_tokens
+    return RequestCost(c1, c.p_tok_s * computed + num_steps * per_step)
 
 
 def speedup(spec: RequestCost, plain: RequestCost, requests_per_s: float) -> float | None:

@@ -90,6 +90,7 @@ class Learner:
         self._p50: dict[str, dict[str, float]] = {}  # by task and policy, of tasks without news
         self._request_scores = {name: ScoreWindow(500) for name in ("ttft", "e2e", "output_tokens")}
         self._prompt_tokens: float | None = None
+        self._computed_tokens: float | None = None
         self._output_tokens: float | None = None
         self._methods: dict[str, int] = {}
         self._curves: dict[AcceptanceKey, AcceptanceCurve] = {}
@@ -206,6 +207,9 @@ class Learner:
         num_answers = max(len(outcome.stats), 1)
         num_prompt = outcome.num_prompt_tokens // (1 + len(request.more_prompts))
         self._prompt_tokens = _towards(self._prompt_tokens, num_prompt)
+        if outcome.stats:
+            computed = sum(stats.num_prompt_tokens - stats.num_cached_tokens for stats in outcome.stats)
+            self._computed_tokens = _towards(self._computed_tokens, computed / num_answers)
         self._output_tokens = _towards(self._output_tokens, outcome.num_output_tokens / num_answers)
         if request.sampling.ignore_eos:
             return  # as long as was asked for: that teaches nothing
@@ -303,7 +307,7 @@ class Learner:
             curves=tuple(self._curves.values()),
             methods=dict(self._methods),
             num_steps={method: self.acceptance_model.num_steps(method) for method in self._methods},
-            traffic=self.steps.meter.traffic(self._prompt_tokens, self._output_tokens),
+            traffic=self.steps.meter.traffic(self._prompt_tokens, self._computed_tokens, self._output_tokens),
             num_drifts=self.steps.model.num_drifts,
             planner=PlannerSettings(
                 is_following=policy.router == "rule",

@@ -110,14 +110,17 @@ class TrafficMeter:
         """KV tokens per decoding sequence; 0 where nothing ran."""
         return self._kv.value()
 
-    def traffic(self, prompt_tokens: float | None, output_tokens: float | None) -> Traffic:
-        """As of now; the two means per request are the caller's."""
+    def traffic(
+        self, prompt_tokens: float | None, computed_tokens: float | None, output_tokens: float | None
+    ) -> Traffic:
+        """As of now; the means per request are the caller's."""
         return Traffic(
             between_steps_s=self._gap.value(),
             prefill_extra_s=self._extra.value(prior=_PRIOR_STEPS),
             sampled_share=self._sampled.value(),
             kv_tokens=self._kv.value() if self._kv.weight > 1e-9 else None,
             prompt_tokens=prompt_tokens,
+            computed_tokens=computed_tokens,
             output_tokens=output_tokens,
             max_chunk_tokens=float(self._chunk or 512),
         )

@@ -98,13 +98,12 @@ class ReadsHidden(Protocol):
 class KnowsInHindsight(Protocol):
     """A drafter whose drafts follow from the tokens alone, whoever computed them."""
 
-    def hindsight(
-        self, seq_id: str, token_ids: Sequence[int], start: int, max_draft_tokens: int
-    ) -> tuple[list[tuple[int, int]], int]:
+    def hindsight(self, context: DraftContext, start: int) -> tuple[list[tuple[int, int]], int]:
         """What it would have drafted had it had its turn since the text was `start` tokens long.
 
         For each step that the text so far decides: (draft tokens, how many of them were right). Then
-        the length at which the first step begins that it does not.
+        the length at which the first step begins that it does not. A drafter that has yet to read
+        what came before may say nothing for now: no steps, and `start`.
         """
         ...
 

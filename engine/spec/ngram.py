@@ -137,11 +137,10 @@ class NgramDrafter:
             self._indexes[seq_id] = index
         return index
 
-    def hindsight(
-        self, seq_id: str, token_ids: Sequence[int], start: int, max_draft_tokens: int
-    ) -> tuple[list[tuple[int, int]], int]:
+    def hindsight(self, context: DraftContext, start: int) -> tuple[list[tuple[int, int]], int]:
         """See `KnowsInHindsight.hindsight`."""
-        index = self._index_of(seq_id, start)
+        token_ids, max_draft_tokens = context.token_ids, context.max_draft_tokens
+        index = self._index_of(context.seq_id, start)
         steps: list[tuple[int, int]] = []
         at = start
         while at + max_draft_tokens < len(token_ids):  # whatever is drafted, and the token after it

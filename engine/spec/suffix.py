@@ -21,6 +21,8 @@ _PRIOR_WEIGHT = 2.0
 """What the match's length says counts as much as that many times of having seen what follows."""
 _CATCH_UP_TOKENS = 4096
 """Tokens indexed in one `propose` at most, for all sequences: a long prompt must not stall a step."""
+_LOOK_BACK_TOKENS = 128
+"""The same in one look back, which must not be noticed at all."""
 _MATCHED_TOKENS = 256
 """Of many new tokens, those that are matched against past outputs: longer matches say no more."""
 
@@ -131,6 +133,25 @@ class SuffixDrafter:
                     tree = self._draft(text, context.max_draft_tokens)
             trees.append(tree)
         return trees
+
+    def hindsight(self, context: DraftContext, start: int) -> tuple[list[tuple[int, int]], int]:
+        """See `KnowsInHindsight.hindsight`. The text before is read bit by bit; what was read already,
+        beyond `start`, is not judged. Past outputs are those of when the sequence was first seen."""
+        tokens, depth = context.token_ids, context.max_draft_tokens
+        text = self._text(context)
+        self._catch_up(text, tokens[:start], _LOOK_BACK_TOKENS)
+        steps: list[tuple[int, int]] = []
+        at = max(start, len(text.own))
+        while len(text.own) == at and at + depth < len(tokens):
+            draft = self._draft(text, depth).token_ids
+            num_right = 0
+            while num_right < len(draft) and draft[num_right] == tokens[at + num_right]:
+                num_right += 1
+            steps.append((len(draft), num_right))
+            self._extend(text, tokens[at : at + num_right + 1])
+            at += num_right + 1
+        text.is_level = len(text.own) == len(tokens)
+        return steps, at
 
     def observe(self, seq_id: str, token_ids: Sequence[int], num_accepted: int) -> None:
         """Index them at once, so that a last step's tokens are part of what `end` keeps."""

@@ -358,7 +358,8 @@ def _queue_wait(now: Conditions, limits: Limits, config: GuardsConfig) -> Readin
         readings["measured"] = Reading(
             now.load.queue_wait_p95_ms, limit, "ms", what="queue wait p95", kind="p95"
         )
-    num_ahead = now.load.num_queued + now.load.num_waiting
+    # Where nobody is kept out, what waits in the engine waits for its next step and not for an end.
+    num_ahead = now.load.num_queued + now.load.num_waiting if now.load.num_queued else 0
     if config.queue_wait.has_forecast and num_ahead and now.requests_done_per_s:
         wait_ms = num_ahead / now.requests_done_per_s * 1e3
         readings["forecast"] = Reading(

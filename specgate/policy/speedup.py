@@ -80,7 +80,9 @@ def workload(view: ModelView) -> Workload:
     """The typical request of late."""
     traffic = view.traffic
     return Workload(
-        traffic.prompt_tokens or _TYPICAL.prompt_tokens, traffic.output_tokens or _TYPICAL.output_tokens
+        traffic.prompt_tokens or _TYPICAL.prompt_tokens,
+        traffic.output_tokens or _TYPICAL.output_tokens,
+        traffic.computed_tokens,
     )
 
 
@@ -98,7 +100,11 @@ def derived(view: ModelView, requests_per_s: float) -> dict[str, Any]:
         if method in step.drafters and curve is not None:
             policies[method] = _drafting(step, method, depth, (curve, load, plain, requests_per_s))
     return {
-        "workload": {"prompt_tokens": load.prompt_tokens, "output_tokens": load.output_tokens},
+        "workload": {
+            "prompt_tokens": load.prompt_tokens,
+            "computed_prompt_tokens": load.computed_tokens,
+            "output_tokens": load.output_tokens,
+        },
         "policies": policies,
     }
 

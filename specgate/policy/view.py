@@ -20,6 +20,7 @@ class Traffic:
     sampled_share: float = 0.0  # of decoding sequences, those with temperature above 0
     kv_tokens: float | None = None  # per decoding sequence
     prompt_tokens: float | None = None  # per request
+    computed_tokens: float | None = None  # of these, not found in the prefix cache; None: not told
     output_tokens: float | None = None
     max_chunk_tokens: float = 512.0  # most prompt tokens in one step
 

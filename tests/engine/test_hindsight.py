@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from engine.spec.drafter import DraftContext, Drafter
 from engine.spec.ngram import NgramDrafter
+from engine.spec.suffix import SuffixDrafter
 from engine.types import EngineRequest, PolicyAssignment
 from tests.engine.harness import GREEDY, drive, make_engine, prompt, request
 
@@ -19,20 +21,23 @@ def free(name: str, **fields: object) -> EngineRequest:
     return EngineRequest(name, prompt(3, 20), replace(LONG, **fields), PolicyAssignment())  # type: ignore[arg-type]
 
 
-def test_a_plain_request_says_what_ngram_would_have_done() -> None:
-    plain = drive(make_engine({"ngram": NgramDrafter()}), [free("a")])
+@pytest.mark.parametrize("kind", [NgramDrafter, SuffixDrafter])
+def test_a_plain_request_says_what_a_drafter_would_have_done(kind: Callable[[], Drafter]) -> None:
+    name = kind().name
+    plain = drive(make_engine({name: kind()}), [free("a")])
     alone = drive(make_engine(), [free("a")])
     assert plain.tokens() == alone.tokens()
     stats = plain.finished["a"].stats
     assert stats is not None
     assert stats.num_drafts == 0
     (told,) = stats.in_hindsight
-    drafted = drive(make_engine({"ngram": NgramDrafter()}), [request("a", prompt(3, 20), LONG, "ngram", 4)])
+    depth = kind().num_speculative_tokens
+    drafted = drive(make_engine({name: kind()}), [request("a", prompt(3, 20), LONG, name, depth)])
     done = drafted.finished["a"].stats
     assert done is not None
     (seen,) = done.by_method
     # The last look is some tokens before the end, and begins one token late.
-    assert told.method == "ngram"
+    assert told.method == name
     assert 0 < told.num_steps <= seen.num_steps + 1
     assert told.num_steps >= 0.6 * seen.num_steps
     accepted = sum(told.accepted_per_position) / told.num_steps
@@ -57,9 +62,7 @@ def test_sampled_requests_of_a_batch_take_turns() -> None:
 class Broken(NgramDrafter):
     """Cannot look back."""
 
-    def hindsight(
-        self, seq_id: str, token_ids: Sequence[int], start: int, max_draft_tokens: int
-    ) -> tuple[list[tuple[int, int]], int]:
+    def hindsight(self, context: DraftContext, start: int) -> tuple[list[tuple[int, int]], int]:
         raise RuntimeError("no memory of that")
 
 

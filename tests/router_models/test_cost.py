@@ -50,6 +50,13 @@ def test_request_cost_is_the_step_cost_summed_up() -> None:
             assert total.c1_s + batch * total.c2_s == pytest.approx(steps + prefill)
 
 
+def test_what_the_prefix_cache_holds_costs_no_capacity() -> None:
+    c = coefficients()
+    all_new, cached = (cost.request_cost(c, "baseline", 0, 1.0, Workload(200, 60, n)) for n in (None, 50))
+    assert all_new.c2_s - cached.c2_s == pytest.approx(150 * c.p_tok_s)
+    assert all_new.c1_s == cached.c1_s
+
+
 def test_littles_law_and_saturation() -> None:
     request = RequestCost(2.0, 0.5)
     assert request.max_requests_per_s == pytest.approx(2.0)

@@ -77,6 +77,18 @@ def trained() -> Learner:
     return learner
 
 
+def test_typical_requests_are_known_with_what_the_cache_leaves_of_their_prompts() -> None:
+    learner = Learner(PolicyConfig(), LearningConfig())
+    done = outcome()
+    learner.learn(replace(done, stats=(replace(done.stats[0], num_cached_tokens=45),)))
+    learner.refresh()
+    traffic = learner.view.traffic
+    assert (traffic.prompt_tokens, traffic.computed_tokens) == (60, 15)
+    learner.learn(replace(done, stats=()))  # of a backend that does not tell
+    learner.refresh()
+    assert learner.view.traffic.computed_tokens == 15
+
+
 def test_steps_are_scored_on_predictions_made_before_they_were_learned() -> None:
     told: list[tuple[str, float, float]] = []
     learner = Learner(PolicyConfig(), LearningConfig(), lambda *prediction: told.append(prediction))

@@ -147,8 +147,8 @@ def test_hindsight_tells_what_drafting_would_have_done(
         expected.append((len(draft), right))
         at += right + 1
     drafter = NgramDrafter(config)
-    first, begins = drafter.hindsight("a", text[: len(prompt) + looked_at], len(prompt), num)
-    rest, ends = drafter.hindsight("a", text, begins, num)
+    first, begins = drafter.hindsight(context(text[: len(prompt) + looked_at], num), len(prompt))
+    rest, ends = drafter.hindsight(context(text, num), begins)
     assert first + rest == expected
     assert ends == at
     assert propose(drafter, text, num) == naive(text, min_n, min_n + extra_n, num)

@@ -170,6 +170,51 @@ def test_the_longest_unused_scope_goes_first() -> None:
     assert not past.automata(("used", ""))
 
 
+@given(small_texts, small_texts, st.integers(1, 6), st.integers(0, 40), st.lists(small_texts, max_size=2))
+def test_hindsight_tells_what_drafting_would_have_done(
+    prompt: list[int], more: list[int], num: int, looked_at: int, past: list[list[int]]
+) -> None:
+    """Every step as `propose` would have drafted it then; in two looks as in one."""
+
+    def drafter() -> SuffixDrafter:
+        made = SuffixDrafter(SuffixConfig(share_past_outputs=True))
+        for output in past:
+            made.past.add(("tenant", ""), output)
+        return made
+
+    text = [0, *prompt, *more]
+    at = begin = 1 + len(prompt)
+    expected, asked = [], drafter()
+    while at + num < len(text):
+        drafted = draft(asked, text[:at], num=num, prompt_length=begin)
+        right = next((i for i, token in enumerate(drafted) if token != text[at + i]), len(drafted))
+        expected.append((len(drafted), right))
+        asked.observe("a", text[at : at + right + 1], right)
+        at += right + 1
+    looking = drafter()
+    first, begins = looking.hindsight(context(text[: begin + looked_at], num=num, prompt_length=begin), begin)
+    rest, ends = looking.hindsight(context(text, num=num, prompt_length=begin), begins)
+    assert first + rest == expected
+    assert ends == at
+    at_end = draft(drafter(), text, num=num, prompt_length=begin)
+    assert draft(looking, text, num=num, prompt_length=begin) == at_end
+
+
+def test_looking_back_reads_a_long_prompt_bit_by_bit_and_never_twice() -> None:
+    drafter = SuffixDrafter()
+    text = [token % 40 for token in range(400)]
+    looks, start = 0, 360
+    while not (told := drafter.hindsight(context(text, prompt_length=350), start))[0]:
+        assert told == ([], start)
+        looks += 1
+    assert looks == 2
+    assert told[0] == [(8, 8)] * 4
+    assert draft(drafter, text)  # it has its turn, and knows more than what was judged
+    drafter.observe("a", [0, 1], 0)
+    text += [0, 1]
+    assert drafter.hindsight(context(text), told[1]) == ([], 402)
+
+
 def test_a_long_prompt_is_read_over_several_steps() -> None:
     drafter = SuffixDrafter()
     text = [*range(3, 5003), *range(3, 23)]

@@ -44,6 +44,8 @@ def test_a_queue_that_will_take_too_long_shuts_before_anybody_has_waited() -> No
     panel = GuardPanel(CONFIG, LIMITS)
     changes = panel.look(at(0, num_queued=2, num_waiting=1))  # 3 ahead, 2 done per second: 1.5 s
     assert {c.kind for c in changes} == {"forecast"}
+    # They came since the last step began, and are let in with the next.
+    assert GuardPanel(CONFIG, LIMITS).look(at(0, num_waiting=5)) == []
     silent = GuardPanel(replace(CONFIG, queue_wait=replace(CONFIG.queue_wait, has_forecast=False)), LIMITS)
     assert silent.look(at(0, num_queued=2)) == []
 
