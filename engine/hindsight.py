@@ -1,8 +1,8 @@
 """What drafters that go by the text alone would have done where they had no turn.
 
-What an n-gram or a suffix drafts depends on nothing but the tokens so far, and verification never changes which
-tokens come. So once they have come, it is known whether the draft would have been right, for the price
-of looking it up: nothing is verified for it, and no probe is needed. That holds for sampled text as
+What an n-gram or a suffix drafts depends on nothing but the tokens so far, and verification never changes
+which tokens come. So once they have come, it is known whether the draft would have been right, for the
+price of looking it up: nothing is verified for it, and no probe is needed. That holds for sampled text as
 well, in the mean: a token drawn from the target equals the draft as often as verification would have
 accepted it (theory: an off-policy estimate whose every importance weight is 1).
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+
 from engine.drafting import Drafting
 from engine.sequence import Sequence
 from engine.spec.drafter import Drafter, KnowsInHindsight
