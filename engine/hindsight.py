@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from typing import cast
 
 from engine.drafting import Drafting
 from engine.sequence import Sequence
 from engine.spec.drafter import Drafter, KnowsInHindsight
 
 _FEWEST, _MOST = 8, 16  # new tokens that are worth a look, and that are looked at at once
+_SHARE = 3  # the longer an answer is, the less is news in it: a look when a third of it is new
 
 
 class Hindsight:
@@ -27,25 +29,29 @@ class Hindsight:
     def __init__(self, drafting: Drafting) -> None:
         self._drafting = drafting
         self._drafters: Mapping[str, Drafter] = drafting.drafters
+        self._knows: dict[type[Drafter], bool] = {}  # asking a type costs microseconds, every step
 
     def look(self, sequences: Seq[Sequence]) -> None:
         """After a step of `sequences`. Those that nobody may choose for are left alone."""
         for name, drafter in self._drafters.items():
-            if not isinstance(drafter, KnowsInHindsight):
+            kind = type(drafter)
+            if kind not in self._knows:
+                self._knows[kind] = isinstance(drafter, KnowsInHindsight)
+            if not self._knows[kind]:
                 continue
             longest: Sequence | None = None
-            depth = drafter.num_speculative_tokens
-            most = _FEWEST + depth - 1
+            depth, most = drafter.num_speculative_tokens, 0
             for seq in sequences:
                 length = len(seq.token_ids)
                 if seq.method == name:  # it has its turn: what it does is seen
                     seq.judged[name] = length
                     continue
                 num_new = length - seq.judged.get(name, seq.prompt_length + 1)
-                if num_new > most and seq.sampling is not None and not _is_fixed(seq):
+                enough = max(_FEWEST + depth, (length - seq.prompt_length) // _SHARE)
+                if num_new > most and num_new >= enough and seq.sampling is not None and not _is_fixed(seq):
                     longest, most = seq, num_new
             if longest is not None:
-                self._judge(name, drafter, longest, depth)
+                self._judge(name, cast("KnowsInHindsight", drafter), longest, depth)
 
     def _judge(self, name: str, drafter: KnowsInHindsight, seq: Sequence, depth: int) -> None:
         start = seq.judged.get(name, seq.prompt_length + 1)

@@ -39,7 +39,7 @@ def test_a_plain_request_says_what_a_drafter_would_have_done(kind: Callable[[], 
     # The last look is some tokens before the end, and begins one token late.
     assert told.method == name
     assert 0 < told.num_steps <= seen.num_steps + 1
-    assert told.num_steps >= 0.6 * seen.num_steps
+    assert told.num_steps >= 0.5 * seen.num_steps  # the longer the answer, the rarer the looks
     accepted = sum(told.accepted_per_position) / told.num_steps
     assert accepted == pytest.approx(sum(seen.accepted_per_position) / seen.num_steps, abs=0.35)
 
