@@ -262,6 +262,7 @@ class Engine:
             num_cached_blocks=self._blocks.num_cached,
             num_used_blocks=self._blocks.num_used,
             num_total_blocks=self._blocks.num_blocks,
+            num_held=min(self._scheduler.num_held, len(self._scheduler.waiting)),
         )
 
     def memory_bytes(self) -> dict[str, int]:

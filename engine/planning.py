@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
+from typing import cast
 
 from engine.sequence import Sequence
 from engine.spec.planner import SequenceView, Sleeps, SpecPlan, SpecPlanner, StepView
@@ -28,7 +29,8 @@ class Planning:
     def use(self, planner: SpecPlanner) -> None:
         """From the next step on this one is asked."""
         self.planner = planner
-        self._sleeper = planner if isinstance(planner, Sleeps) else None
+        # Of the type: to ask the object would be to run its code, which may fail in any way.
+        self._sleeper = cast("Sleeps", planner) if hasattr(type(planner), "is_asleep") else None
 
     @property
     def is_asleep(self) -> bool:

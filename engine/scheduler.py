@@ -60,6 +60,7 @@ class Scheduler:
         self.max_sequences = max_sequences
         self.waiting: list[Sequence] = []  # both sorted by Sequence.order, best-placed first
         self.running: list[Sequence] = []
+        self.num_held = 0  # of those waiting, for whom the last step had no place or no blocks
 
     @property
     def capacity(self) -> int:
@@ -84,8 +85,9 @@ class Scheduler:
         wanted = [wanted_drafts.get(seq.seq_id, 0) for seq in step.sequences]
         num_chunk_tokens = num_left - min(sum(wanted), num_left // 2)
         self._schedule_prefills(step, num_chunk_tokens)
-        if not step.preempted:
-            self._admit(step, num_chunk_tokens - step.num_prefill_tokens)
+        has_blocks = not step.preempted and self._admit(step, num_chunk_tokens - step.num_prefill_tokens)
+        has_room = has_blocks and len(self.running) < self.max_sequences
+        self.num_held = 0 if has_room else len(self.waiting)
         if any(wanted):
             self._grant_drafts(step, wanted, num_left - step.num_prefill_tokens)
         return step
@@ -142,10 +144,11 @@ class Scheduler:
             if not seq.is_decoding:
                 num_tokens -= self._add_chunk(step, seq, num_tokens)
 
-    def _admit(self, step: ScheduledStep, num_tokens: int) -> None:
-        """Let the best-placed waiting sequences in while there are tokens, blocks and places."""
+    def _admit(self, step: ScheduledStep, num_tokens: int) -> bool:
+        """Let the best-placed waiting sequences in while there are tokens, blocks and places. False: for
+        want of blocks one was not."""
         if not self.waiting:
-            return
+            return True
         in_flight = {name for seq in self.running for name in _uncommitted_names(seq)}
         for seq in self.waiting[: self.max_sequences]:
             if num_tokens == 0 or len(self.running) == self.max_sequences:
@@ -155,7 +158,7 @@ class Scheduler:
                 continue  # a running sequence is computing the same block: wait and share it
             num_spare = len(self.running)  # room to grow, so that admissions do not end in preemptions
             if not self.blocks.acquire(seq.block_table, prefix, len(seq.token_ids), num_spare):
-                break
+                return False
             self.waiting.remove(seq)
             insort(self.running, seq, key=_order)
             seq.num_computed = len(prefix) * self.blocks.block_size
@@ -164,6 +167,7 @@ class Scheduler:
                 seq.counters.num_cached_tokens = seq.num_computed
             in_flight.update(_uncommitted_names(seq))
             num_tokens -= self._add_chunk(step, seq, num_tokens)
+        return True
 
     def _find_prefix(self, seq: Sequence) -> tuple[list[int], bytes | None]:
         """Cached blocks that `seq` can start from, and the name of the block it would need next.

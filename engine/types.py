@@ -276,6 +276,7 @@ class EngineLoad:
     num_cached_blocks: int  # of the free ones, those that hold reusable prefixes
     num_used_blocks: int
     num_total_blocks: int
+    num_held: int = 0  # of `num_waiting`, those who wait for somebody else's end and not for the next step
 
 
 @dataclass(frozen=True, slots=True)

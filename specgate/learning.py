@@ -342,7 +342,7 @@ class Learner:
         """How good TTFT, E2E and length were predicted, over the last requests."""
         return {name: window.score() for name, window in self._request_scores.items()}
 
-    def report(self, requests_per_s: float) -> dict[str, Any]:
+    def report(self, answers_per_s: float) -> dict[str, Any]:
         """The live latency model, for /admin/state: how good, what coefficients, what follows."""
         scores = {kind: asdict(found) for kind, found in self.steps.scores().items()}
         decode = scores.pop("decode")
@@ -357,7 +357,7 @@ class Learner:
             "num_drifts": self.steps.model.num_drifts,
             "relative_spread": None if step is None else step.relative_spread,
             "coefficients": {} if step is None else with_units(coefficients(step)),
-            "derived": derived(self.view, requests_per_s),
+            "derived": derived(self.view, answers_per_s),
             "traffic": asdict(self.view.traffic),
             "requests": {name: asdict(found) for name, found in self.request_scores().items()},
             "explore_credit_s": self.explore_credit_s,

@@ -32,6 +32,7 @@ class LoadMeter:
         self._window_s = window_s
         self._min_samples = min_samples
         self._arrivals: deque[float] = deque(maxlen=_MAX_SAMPLES)
+        self._answers: deque[float] = deque(maxlen=_MAX_SAMPLES)
         self._waits: deque[Wait] = deque(maxlen=_MAX_SAMPLES)
         self._p95: tuple[float, float | None] = (-math.inf, None)  # (when computed, queue wait in ms)
 
@@ -39,9 +40,11 @@ class LoadMeter:
         """Look otherwise from now on."""
         self._window_s, self._min_samples = window_s, min_samples
 
-    def arrived(self) -> None:
-        """A request came in."""
-        self._arrivals.append(self._clock.monotonic())
+    def arrived(self, num_answers: int = 1) -> None:
+        """A request came in, for so many answers."""
+        now = self._clock.monotonic()
+        self._arrivals.append(now)
+        self._answers.extend([now] * num_answers)
 
     def admitted(self, wait_s: float) -> Wait:
         """A request was admitted. Its wait in the backend is added to what this returns, once known."""
@@ -52,8 +55,9 @@ class LoadMeter:
     def view(self, admission: Admission, engine: EngineLoad) -> LoadView:
         """As of now. The queue wait covers those still waiting, with what they waited so far."""
         now = self._clock.monotonic()
-        while self._arrivals and self._arrivals[0] < now - self._window_s:
-            self._arrivals.popleft()
+        for times in (self._arrivals, self._answers):
+            while times and times[0] < now - self._window_s:
+                times.popleft()
         if now - self._p95[0] >= _REFRESH_S * max(1.0, len(self._waits) / _SAMPLES_A_REFRESH):
             self._p95 = (now, self._queue_wait_p95_ms(now, admission))
         total = engine.num_total_blocks
@@ -62,7 +66,9 @@ class LoadMeter:
             num_waiting=engine.num_waiting,
             num_queued=admission.num_queued,
             num_admitted=admission.num_running,
+            num_held=engine.num_held,
             requests_per_s=len(self._arrivals) / self._window_s,
+            answers_per_s=len(self._answers) / self._window_s,
             queue_wait_p95_ms=self._p95[1],
             free_kv_ratio=engine.num_free_blocks / total if total else None,
         )

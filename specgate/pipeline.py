@@ -120,7 +120,8 @@ class Pipeline:
             async with AsyncExitStack() as stack:
                 model = self._arrive(request)  # 1
                 reservation = self._rates.take(request.tenant, estimated_tokens(request))
-                model.meter.arrived()  # not before: callers that are refused and try again are no load
+                # Not before: callers that are refused and try again are no load.
+                model.meter.arrived(_num_answers(request))
                 who = Entrant(request.tenant, request.priority, left_s)
                 async with _deadline(ends_at):
                     await stack.enter_async_context(model.admission.slot(_num_answers(request), who))  # 2

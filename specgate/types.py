@@ -163,7 +163,9 @@ class LoadView:
     num_waiting: int = 0  # admitted, not yet scheduled
     num_queued: int = 0  # not yet admitted
     num_admitted: int = 0  # answers admitted and not ended: known before the engine's next step tells
+    num_held: int = 0  # of `num_waiting`, those for whom the backend has no room
     requests_per_s: float = 0.0
+    answers_per_s: float = 0.0  # a request may ask for several
     queue_wait_p95_ms: float | None = None
     free_kv_ratio: float | None = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from engine.types import MethodCounts, PolicyAssignment
 
@@ -65,7 +65,6 @@ class SpecPlanner(Protocol):
     def plan(self, view: StepView) -> Mapping[str, SpecPlan]: ...
 
 
-@runtime_checkable
 class Sleeps(Protocol):
     """A planner that now and then knows its answer beforehand, so that a large batch, of which every
     tenth of a percent counts, is not described to it for nothing."""

@@ -48,6 +48,7 @@ class _Text:
     scope: tuple[str, str] | None = None
     prompt_length: int = 0
     is_level: bool = False  # all tokens there are are indexed
+    has_drafted: bool = False  # else it was only looked back at
 
 
 class PastOutputs:
@@ -129,6 +130,7 @@ class SuffixDrafter:
                 text = self._text(context)
                 budget -= self._catch_up(text, context.token_ids, budget)
                 text.is_level = len(text.own) == len(context.token_ids)
+                text.has_drafted |= text.is_level
                 if text.is_level:
                     tree = self._draft(text, context.max_draft_tokens)
             trees.append(tree)
@@ -150,7 +152,7 @@ class SuffixDrafter:
             steps.append((len(draft), num_right))
             self._extend(text, tokens[at : at + num_right + 1])
             at += num_right + 1
-        text.is_level = len(text.own) == len(tokens)
+        text.is_level = False  # or what comes now would be read before it is judged
         return steps, at
 
     def observe(self, seq_id: str, token_ids: Sequence[int], num_accepted: int) -> None:
@@ -160,9 +162,9 @@ class SuffixDrafter:
             self._extend(text, token_ids)
 
     def end(self, seq_id: str) -> None:
-        """Forget the sequence; its output stays, where past outputs are kept."""
+        """Forget the sequence; its output stays, where past outputs are kept and it was drafted for."""
         text = self._texts.pop(seq_id, None)
-        if text is not None and text.scope is not None:
+        if text is not None and text.scope is not None and text.has_drafted:
             self.past.add(text.scope, text.own.text[text.prompt_length :])
 
     def work(self) -> tuple[int, int]:

@@ -64,7 +64,7 @@ def _model_state(gateway: Gateway, model: ServedModel) -> dict[str, Any]:
         "engine": asdict(engine),
         "guards": _guards(model, load),
         "acceptance": [asdict(reading) for reading in model.learner.acceptance()],
-        "latency_model": model.learner.report(load.requests_per_s),
+        "latency_model": model.learner.report(load.answers_per_s),
     }
 
 

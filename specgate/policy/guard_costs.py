@@ -52,9 +52,9 @@ class ViewCosts:
         kv_tokens = self._view.traffic.kv_tokens or self._load.kv_tokens
         return floor_tokens(self._step, policy, batch, depth, kv_tokens)
 
-    def rho(self, requests_per_s: float) -> float | None:
-        """lam * C2 of plain decoding."""
-        return None if self._plain is None else requests_per_s * self._plain.c2_s
+    def rho(self, answers_per_s: float) -> float | None:
+        """lam * C2 of plain decoding; C2 is that of one answer."""
+        return None if self._plain is None else answers_per_s * self._plain.c2_s
 
 
 class LatestCosts:

@@ -41,7 +41,7 @@ class Costs(Protocol):
         """floor(B, K): tokens per drafted step at which drafting breaks even."""
         ...
 
-    def rho(self, requests_per_s: float) -> float | None:
+    def rho(self, answers_per_s: float) -> float | None:
         """Arrivals as a share of plain capacity."""
         ...
 
@@ -55,7 +55,7 @@ class NoCosts:
     def floor_tokens(self, policy: str, batch: float, depth: float) -> float | None:
         return None
 
-    def rho(self, requests_per_s: float) -> float | None:
+    def rho(self, answers_per_s: float) -> float | None:
         return None
 
 

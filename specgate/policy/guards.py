@@ -246,7 +246,7 @@ class GuardPanel:
         # Callers that wait for their answers come as fast as they are served: however busy, few of
         # them are no overload. One that is real fills the server. So both must be passed, and the milder
         # reading counts: the rate fades over its window, but a server that empties is seen at once.
-        load, rho = self._config.load, now.costs.rho(rate)
+        load, rho = self._config.load, now.costs.rho(now.load.answers_per_s)
         if rho is not None and load.max_rho is not None:
             num_in_flight = now.load.num_admitted + now.load.num_queued
             what = f"with {num_in_flight} requests in the server, the load, as a share of predicted capacity,"
@@ -358,8 +358,9 @@ def _queue_wait(now: Conditions, limits: Limits, config: GuardsConfig) -> Readin
         readings["measured"] = Reading(
             now.load.queue_wait_p95_ms, limit, "ms", what="queue wait p95", kind="p95"
         )
-    # Where nobody is kept out, what waits in the engine waits for its next step and not for an end.
-    num_ahead = now.load.num_queued + now.load.num_waiting if now.load.num_queued else 0
+    # Only who is kept out waits for others to end; else it is the next step that is waited for.
+    load = now.load
+    num_ahead = load.num_queued + load.num_waiting if load.num_queued else load.num_held
     if config.queue_wait.has_forecast and num_ahead and now.requests_done_per_s:
         wait_ms = num_ahead / now.requests_done_per_s * 1e3
         readings["forecast"] = Reading(

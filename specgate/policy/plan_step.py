@@ -39,6 +39,7 @@ class StepPlanner:
         self._seats: dict[str, Seat] = {}
         self._free_rows: list[int] = []
         self._dirty: list[Seat] = []
+        self._methods: frozenset[str] = frozenset()  # loaded
         self._probing = Probing()
         self._num_drifts = 0
         self._has_drifted = False
@@ -46,6 +47,9 @@ class StepPlanner:
         self._rate = 0.0
         self._batch: list[int] = []
         self._num_steps = 0
+        self._step = 0  # the engine's, of the call before
+        self._has_slept = False  # it may have, since then
+        self._num_passed = 1  # steps since then
         self._num_kv_tokens = 0
         self._num_sampled = 0
         self._has_new = False
@@ -59,6 +63,7 @@ class StepPlanner:
         self._shut = ShutList(entries)
         self._dirty = list(self._seats.values())
         self._has_new = True  # at once
+        self._has_slept |= self.is_asleep
 
     def set_force(self, policy: str | None) -> None:
         """The kill switch: from the next step on every sequence runs under `policy`; None lifts it."""
@@ -73,6 +78,7 @@ class StepPlanner:
         self._probing.probes.share = view.planner.probe_share
         self._has_drifted |= view.num_drifts > self._num_drifts
         self._num_drifts = view.num_drifts
+        self._methods = frozenset(view.methods)
         if view.step is None or view.step.num_steps == 0 or view.planner.is_following:
             self._table = None
             return
@@ -109,15 +115,18 @@ class StepPlanner:
     @property
     def is_asleep(self) -> bool:
         """See `engine.spec.planner.Sleeps`: every method is shut for everybody, as under load."""
-        table = self._table
-        return table is not None and all(self._shut.is_for_all(arm.method) for arm in table.prices.arms)
+        if self._table is None or not self._table.num_arms:
+            return False  # then what was assigned is followed, and doors may open for it
+        return all(self._shut.is_for_all(method) for method in self._methods)
 
     # --- planning --------------------------------------------------------------------------
 
     def plan(self, view: StepView) -> Mapping[str, SpecPlan]:
         """Absent sequences decode plainly, as they did; a plan of zero tokens says why they do now."""
         table = self._table
-        self._num_steps += 1
+        self._num_passed = max(view.step - self._step, 1) if self._has_slept else 1
+        self._step, self._has_slept = view.step, self.is_asleep
+        self._num_steps += self._num_passed
         if table is None or self._forced is not None or not table.num_arms:
             self._last = None
             return self._follow(view.sequences)
@@ -225,7 +234,7 @@ class StepPlanner:
                 fixed.append(sequence)
                 seat.granted = 0
             elif seat.hold_left > 0:
-                seat.hold_left -= 1
+                seat.hold_left = max(seat.hold_left - self._num_passed, 0)
                 seat.is_planned = True
                 fixed.append(sequence)
                 seat.granted = seat.arm

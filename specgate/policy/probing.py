@@ -36,7 +36,7 @@ class Probing:
         self.probes = Probes()
         self.plain_left = 0
         self._trial: _Trial | None = None
-        self._told: set[str] = set()  # methods that are known in hindsight
+        self._told: set[ArmKey] = set()  # arms that are known in hindsight
         self._cost_s = 0.0  # predicted, of the step that was planned last
 
     @property
@@ -73,8 +73,8 @@ class Probing:
         arms = table.prices.arms
         used = {(arms[seat.arm - 1].method, seat.label) for seat in free if seat.arm}
         # What is known in hindsight needs no probe, also of requests too young to have been looked at.
-        self._told |= {counts.method for seat in free for counts in seat.hindsight}
-        used |= {(method, seat.label) for method in self._told for seat in free}
+        self._told |= {(counts.method, seat.label) for seat in free for counts in seat.hindsight}
+        used |= self._told
         if 2 * sum(seat.arm > 0 for seat in free) <= len(free):
             used.add(_PLAIN)
         for key in used:

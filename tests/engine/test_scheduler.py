@@ -224,3 +224,22 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def test_held_are_those_who_wait_for_an_end_and_not_for_the_next_step() -> None:
+    def waiting(scheduler: Scheduler, lengths: list[int]) -> int:
+        for arrival, length in enumerate(lengths):
+            scheduler.add(make_sequence(arrival, [arrival] * length, scheduler))
+        scheduler.schedule({})
+        return len(scheduler.waiting)
+
+    by_budget = make_scheduler(budget=8)
+    assert (waiting(by_budget, [8, 5, 5]), by_budget.num_held) == (2, 0)
+    by_places = make_scheduler(max_sequences=1, budget=100)
+    assert (waiting(by_places, [8, 5, 5]), by_places.num_held) == (2, 2)
+    by_blocks = make_scheduler(num_blocks=5, budget=100)
+    assert (waiting(by_blocks, [12, 9, 5]), by_blocks.num_held) == (2, 2)
+    for seq in list(by_places.running):
+        by_places.remove(seq)
+    by_places.schedule({})
+    assert by_places.num_held == 1

@@ -31,6 +31,17 @@ def test_a_wait_counts_from_admission_and_grows_when_the_backend_has_told_its_pa
     assert p95_ms() is None
 
 
+def test_a_request_for_several_answers_is_several_answers_of_load() -> None:
+    clock = FakeClock()
+    meter, admission = LoadMeter(clock, window_s=10.0, min_samples=1), Admission(AdmissionConfig(), clock)
+    meter.arrived(8)
+    meter.arrived()
+    load = meter.view(admission, IDLE)
+    assert (load.requests_per_s, load.answers_per_s) == (0.2, 0.9)
+    clock.advance(11)
+    assert meter.view(admission, IDLE).answers_per_s == 0
+
+
 async def test_the_meter_has_a_request_that_still_runs() -> None:
     async with running(hang_after_tokens=3) as server:
         meter = server.gateway.models[MODEL].meter

@@ -195,6 +195,7 @@ class Answer:
             delivered,
             num_cached_tokens=engine.num_cached_tokens,
             num_preemptions=engine.num_preemptions,
+            in_hindsight=engine.in_hindsight,
             draft_s=engine.draft_s,
             device=engine.device,
             policy_changes=tuple(c for c in engine.policy_changes if c.token_index < self._num_tokens),

@@ -210,9 +210,21 @@ def test_looking_back_reads_a_long_prompt_bit_by_bit_and_never_twice() -> None:
     assert looks == 2
     assert told[0] == [(8, 8)] * 4
     assert draft(drafter, text)  # it has its turn, and knows more than what was judged
-    drafter.observe("a", [0, 1], 0)
-    text += [0, 1]
+    for token in (0, 1):
+        text.append(token)
+        drafter.observe("a", [token], 0)
     assert drafter.hindsight(context(text), told[1]) == ([], 402)
+    text += [token % 40 for token in range(2, 20)]  # another's turn: what comes is judged
+    drafter.observe("a", text[402:], 0)
+    assert drafter.hindsight(context(text), 402)[0] == [(8, 8)] * 2
+
+
+def test_answers_that_were_only_looked_at_are_not_kept() -> None:
+    drafter = SuffixDrafter()
+    text = [1, 2, 3] * 12
+    assert drafter.hindsight(context(text, prompt_length=3), 20)[0]
+    drafter.end("a")
+    assert drafter.past.num_tokens == 0
 
 
 def test_a_long_prompt_is_read_over_several_steps() -> None:

@@ -46,26 +46,28 @@ def test_a_queue_that_will_take_too_long_shuts_before_anybody_has_waited() -> No
     assert {c.kind for c in changes} == {"forecast"}
     # They came since the last step began, and are let in with the next.
     assert GuardPanel(CONFIG, LIMITS).look(at(0, num_waiting=5)) == []
+    held = GuardPanel(CONFIG, LIMITS).look(at(0, num_waiting=5, num_held=3))  # the backend has no room
+    assert "the 3 queued" in held[0].why
     silent = GuardPanel(replace(CONFIG, queue_wait=replace(CONFIG.queue_wait, has_forecast=False)), LIMITS)
     assert silent.look(at(0, num_queued=2)) == []
 
 
 def test_load_guards_look_at_rate_and_rho() -> None:
     class Near(NoCosts):
-        def rho(self, requests_per_s: float) -> float:
-            return requests_per_s / 4
+        def rho(self, answers_per_s: float) -> float:
+            return answers_per_s / 4
 
     panel = GuardPanel(CONFIG, LIMITS)
     assert {c.kind for c in panel.look(at(0, requests_per_s=11))} == {"rate"}
     near = GuardPanel(CONFIG, LIMITS)
-    assert near.look(at(0, Near(), requests_per_s=5, num_admitted=8)) == []  # callers that wait for answers
-    changes = near.look(at(1, Near(), requests_per_s=3.9, num_admitted=16))
+    assert near.look(at(0, Near(), answers_per_s=5, num_admitted=8)) == []  # callers that wait for answers
+    changes = near.look(at(1, Near(), answers_per_s=3.9, num_admitted=16))
     assert {c.kind for c in changes} == {"rho"}
-    assert near.look(at(7, Near(), requests_per_s=3.9, num_admitted=14)) == []  # within the hysteresis
-    changes = near.look(at(7, Near(), requests_per_s=3.9, num_admitted=12))  # the rate has yet to fade
+    assert near.look(at(7, Near(), answers_per_s=3.9, num_admitted=14)) == []  # within the hysteresis
+    changes = near.look(at(7, Near(), answers_per_s=3.9, num_admitted=12))  # the rate has yet to fade
     assert {c.after for c in changes} == {DoorState.ALLOWED}
     unlimited = GuardPanel(replace(CONFIG, load=LoadGuard(max_rho=None)), Limits())
-    assert unlimited.look(at(0, Near(), requests_per_s=1e6)) == []
+    assert unlimited.look(at(0, Near(), answers_per_s=1e6)) == []
 
 
 def test_memory_and_drafter_doors_are_hard_and_others_are_not() -> None:

@@ -172,28 +172,66 @@ def test_nothing_is_tried_on_who_does_not_want_it(draft: float) -> None:
     assert tried[False] == ({"draft"} if draft > 0.5 else {"baseline"})
 
 
-@given(data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_asleep_is_a_promise(data: st.DataObject) -> None:
-    """While it says so, nobody who was not pinned is granted a draft, whatever is asked."""
-    planner = StepPlanner()
-    planner.use(model(draft=0.9, ngram=0.8))
-    doors = st.builds(
+DOORS = st.lists(
+    st.builds(
         Shut, policy=st.sampled_from(["draft", "ngram"]), reason=st.just(Reason.LOAD_GUARD),
         task=st.sampled_from([None, None, "chat"]), is_hard=st.booleans(), lets_probes=st.booleans(),
-    )  # fmt: skip
-    planner.set_shut(data.draw(st.lists(doors, max_size=4)))
+    ),
+    max_size=3,
+)  # fmt: skip
+ALL_SHUT = [Shut("draft", Reason.LOAD_GUARD), Shut("ngram", Reason.LOAD_GUARD)]
+
+
+@given(data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_asleep_is_a_promise(data: st.DataObject) -> None:
+    """While it says so, nobody who was not pinned is granted a draft, whatever went on before: trials, plain
+    probes, holds, a kill switch that was lifted. Told once, everybody decodes plainly."""
+    planner = StepPlanner()
+    planner.use(model(draft=data.draw(st.sampled_from([0.05, 0.9])), ngram=0.3))
     assigned = st.builds(
         PolicyAssignment, method=st.sampled_from(["baseline", "ngram", "draft"]),
-        num_speculative_tokens=st.integers(0, 4), is_probe=st.booleans(), hold_steps=st.integers(0, 3),
+        num_speculative_tokens=st.integers(0, 4), is_probe=st.booleans(), hold_steps=st.integers(0, 40),
     )  # fmt: skip
-    policies = data.draw(st.lists(assigned, min_size=1, max_size=4))
-    for step in range(30):
-        plans = planner.plan(
-            view(step, step * 0.02, **{f"s{i}": policy for i, policy in enumerate(policies)})
-        )
+    running = {f"s{i}": p for i, p in enumerate(data.draw(st.lists(assigned, min_size=1, max_size=4)))}
+    num_asleep = 0
+    for step in range(1, 200):
+        if data.draw(st.integers(0, 20)) == 0:
+            planner.set_shut(data.draw(st.one_of(st.just(ALL_SHUT), DOORS)))
+        if data.draw(st.integers(0, 60)) == 0:
+            planner.set_force(data.draw(st.sampled_from([None, "baseline", "draft"])))
+        if step == 150:
+            planner.set_shut(ALL_SHUT)
+        plans = planner.plan(view(step, step * 0.05, **running))
         if planner.is_asleep:
-            assert all(p.max_draft_tokens == 0 or p.method == "baseline" for p in plans.values())
+            num_asleep += 1
+            drafting = {name for name, p in plans.items() if p.max_draft_tokens and p.method != "baseline"}
+            assert not drafting
+    assert num_asleep
+
+
+def test_without_arms_it_does_not_sleep() -> None:
+    planner = StepPlanner()
+    planner.set_shut(ALL_SHUT)
+    assert not planner.is_asleep  # no model
+    planner.use(model(step=replace(STEP, drafters={}, num_steps=500)))
+    assert not planner.is_asleep  # it follows what was assigned
+    planner.use(model(methods={"ngram": 4, "draft": 5, "suffix": 8}))
+    assert not planner.is_asleep  # one that is no arm yet is not shut
+
+
+def test_sleep_is_time_that_passes() -> None:
+    """A hold that was given for some steps does not outlive them because nobody asked meanwhile."""
+    planner = StepPlanner()
+    planner.use(model(draft=0.05, ngram=0.02))
+    held = PolicyAssignment("draft", 3, hold_steps=30)
+    assert planner.plan(view(1, 0.02, a=held))["a"].method == "draft"
+    planner.set_shut(ALL_SHUT)
+    assert planner.plan(view(2, 0.04, a=held))["a"].max_draft_tokens == 0
+    planner.set_shut([])
+    plan = planner.plan(view(60, 1.2, a=held))["a"]
+    plan = planner.plan(view(61, 1.22, a=held))["a"]
+    assert (plan.method, plan.reason) == ("baseline", "predicted_fastest")
 
 
 def test_it_sleeps_while_all_is_shut_for_all() -> None:
