@@ -50,6 +50,7 @@ class HybridConfig:
     num_speculative_tokens: int = 4
     assumed_accepted_tokens: float = 0.6  # of a draft of the model's, until the answer has shown its own
     draft_cost: float = 0.2  # time of a draft of the model's, in target steps
+    share_past_outputs: bool = True  # as in `SuffixConfig`, whose settings count where that is loaded too
 
 
 @dataclass(frozen=True, slots=True)

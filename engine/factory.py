@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.config import DraftModelConfig, EngineConfig, HybridConfig
+from engine.config import DraftModelConfig, EngineConfig, HybridConfig, SuffixConfig
 from engine.engine import Engine
 from engine.errors import DrafterMismatch, ModelSourceError, RequestRefused
 from engine.grammar.compiler import GrammarCompiler
@@ -122,7 +122,8 @@ def _build_hybrid(config: EngineConfig, hybrid: HybridConfig, loaded: Mapping[st
         raise DrafterMismatch("`hybrid` needs a `draft_model`; set one, or leave hybrid out")
     suffix = loaded.get("suffix")
     past = suffix.past if isinstance(suffix, SuffixDrafter) else None
-    return HybridDrafter(SuffixDrafter(config.suffix, past), loaded["draft"], hybrid)
+    settings = config.suffix or SuffixConfig(share_past_outputs=hybrid.share_past_outputs)
+    return HybridDrafter(SuffixDrafter(settings, past), loaded["draft"], hybrid)
 
 
 def _build_draft_model(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from engine.config import HybridConfig
 from engine.spec.drafter import DraftContext, Drafter
-from engine.spec.suffix import SuffixDrafter
+from engine.spec.suffix import PastOutputs, SuffixDrafter
 from engine.spec.tree import DraftTree
 
 _PRIOR_DRAFTS = 4.0
@@ -44,6 +44,11 @@ class HybridDrafter:
         self._config = config
         self._records: dict[str, _Record] = {}
         self._work: tuple[int, ...] = (0, 0)
+
+    @property
+    def past(self) -> PastOutputs:
+        """What is kept of past outputs."""
+        return self._suffix.past
 
     @property
     def num_sequences(self) -> int:

@@ -287,6 +287,7 @@ ENGINE_LIMITS: Mapping[type, Mapping[str, Mapping[str, Any]]] = {
         "num_speculative_tokens": {"doc": "draft tokens a step, at most", "ge": 1, "le": 64},
         "assumed_accepted_tokens": {"doc": "of a draft of the model's, before the answer has shown", "ge": 0},
         "draft_cost": {"doc": "time of a draft of the model's, in target steps", "ge": 0},
+        "share_past_outputs": {"doc": "as of suffix, whose settings count where that is loaded too"},
     },
     DraftModelConfig: {
         "num_speculative_tokens": {"doc": "draft tokens a step", "ge": 1, "le": 64},

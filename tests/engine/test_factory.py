@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import DraftModelConfig, EngineConfig, NgramConfig
+from engine.config import DraftModelConfig, EngineConfig, HybridConfig, NgramConfig
+from engine.engine import Engine
 from engine.errors import DrafterMismatch, ModelSourceError
 from engine.factory import build_drafters, build_engine
 from engine.models.registry import load_model
 from engine.models.tiny import tiny_spec
 from engine.models.tiny_files import save_model, save_tiny_model
+from engine.spec.hybrid import HybridDrafter
 from engine.spec.planner import FollowAssignment
 from tests.engine.harness import GREEDY, drive, request, target
 
@@ -31,6 +33,22 @@ def test_the_configured_drafters_are_there() -> None:
     drafters = build_drafters(config, target())
     assert {name: d.num_speculative_tokens for name, d in drafters.items()} == {"ngram": 7, "draft": 2}
     assert build_drafters(replace(SMALL, ngram=None), target()) == {}
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_hybrid_learns_from_past_outputs_only_where_that_is_wanted(shares: bool) -> None:
+    config = replace(
+        SMALL,
+        draft_model=DraftModelConfig(layers_of_target=1),
+        hybrid=HybridConfig(share_past_outputs=shares),
+    )
+    engine = Engine(
+        config, target(), build_drafters(config, target()), FollowAssignment(), lambda: 0.0, lambda: 1
+    )
+    drive(engine, [request("a", [5, 6, 7, 8] * 4, GREEDY, "hybrid", cache_salt="tenant")])
+    hybrid = engine.drafters["hybrid"]
+    assert isinstance(hybrid, HybridDrafter)
+    assert bool(hybrid.past.num_tokens) is shares
 
 
 @pytest.mark.parametrize(
