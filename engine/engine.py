@@ -358,6 +358,7 @@ class Engine:
             decided = Decided(
                 granted=granted,
                 method=granted if trees[index].token_ids else BASELINE,
+                num_granted=step.max_draft[index],
                 num_drafted=len(trees[index]),
                 token_ids=result.token_ids[row],
                 num_accepted=len(result.accepted_nodes[row]),
@@ -392,7 +393,9 @@ class Engine:
         if decided.granted != BASELINE:
             seq.counters.grant(decided.granted)
         if decided.num_drafted:
-            seq.counters.add_draft(decided.num_drafted, num_accepted, num_kept, decided.method)
+            seq.counters.add_draft(
+                decided.num_drafted, num_accepted, num_kept, decided.method, decided.num_granted
+            )
         if seq.drafters:
             self._drafting.observe(seq, decided.method, token_ids, num_accepted)
         output = SequenceOutput(
@@ -403,6 +406,7 @@ class Engine:
             queue_wait_s=seq.queue_wait_s(self._clock()) if is_first else None,
             num_accepted_tokens=num_accepted,
             num_draft_tokens=decided.num_drafted,
+            num_granted_tokens=decided.num_granted,
             draft_method=None if decided.granted == BASELINE else decided.granted,
         )
         if reason is None:
@@ -436,6 +440,7 @@ class Decided:
 
     granted: str  # who might have drafted; baseline for nobody
     method: str  # who did
+    num_granted: int  # draft tokens at most
     num_drafted: int
     token_ids: tuple[int, ...]
     num_accepted: int

@@ -62,7 +62,7 @@ class Hindsight:
             return
         drafts, seq.judged[name] = told
         if drafts:
-            seq.counters.judge(name, drafts)
+            seq.counters.judge(name, drafts, depth)
 
 
 def _is_fixed(seq: Sequence) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class _Draws:
     """One drafter's counts for one sequence."""
 
-    __slots__ = ("accepted", "drafted", "num_draft_tokens", "num_drafts", "num_steps", "refused")
+    __slots__ = ("accepted", "allowed", "drafted", "num_draft_tokens", "num_drafts", "num_steps", "refused")
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -26,16 +26,22 @@ class _Draws:
         self.accepted: list[int] = []
         self.drafted: list[int] = []
         self.refused: list[int] = []
+        self.allowed: list[int] = []
 
-    def add(self, num_drafted: int, num_accepted: int, num_kept: int) -> None:
+    def add(self, num_drafted: int, num_accepted: int, num_kept: int, num_allowed: int) -> None:
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         # Behind a cut (nothing but accepted tokens was kept) it is unknown what would have stood.
-        num_known = num_drafted if num_kept > num_accepted else num_kept
-        for _ in range(len(self.drafted), num_known):
+        is_cut = num_kept <= num_accepted
+        num_known = num_kept if is_cut else num_drafted
+        num_allowed = num_kept if is_cut else max(num_allowed, num_drafted)
+        for _ in range(len(self.allowed), num_allowed):
             self.drafted.append(0)
             self.accepted.append(0)
             self.refused.append(0)
+            self.allowed.append(0)
+        for depth in range(num_allowed):
+            self.allowed[depth] += 1
         for depth in range(num_known):
             self.drafted[depth] += 1
             self.accepted[depth] += depth < num_accepted
@@ -51,6 +57,7 @@ class _Draws:
             accepted_per_position=tuple(self.accepted),
             drafted_per_position=tuple(self.drafted),
             refused_per_position=tuple(self.refused),
+            allowed_per_position=tuple(self.allowed),
         )
 
 
@@ -139,20 +146,23 @@ class SequenceCounters:
         """A target step in which `method` was allowed to draft, whether it found a draft or not."""
         self._of(method).num_steps += 1
 
-    def add_draft(self, num_drafted: int, num_accepted: int, num_kept: int, method: str) -> None:
-        """One verified chain of `num_drafted` tokens; `num_kept` tokens of the block were emitted."""
-        self._of(method).add(num_drafted, num_accepted, num_kept)
+    def add_draft(
+        self, num_drafted: int, num_accepted: int, num_kept: int, method: str, num_allowed: int
+    ) -> None:
+        """One verified chain of `num_drafted` tokens, of `num_allowed` that were granted; `num_kept` tokens
+        of the block were emitted."""
+        self._of(method).add(num_drafted, num_accepted, num_kept, num_allowed)
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
 
-    def judge(self, method: str, drafts: Iterable[tuple[int, int]]) -> None:
+    def judge(self, method: str, drafts: Iterable[tuple[int, int]], num_allowed: int) -> None:
         """Steps that went by without `method`: (draft tokens it would have had, how many were right)."""
         draws = self._judged.setdefault(method, _Draws())
         for num_drafted, num_right in drafts:
             draws.num_steps += 1
             if num_drafted:
-                draws.add(num_drafted, num_right, num_right + 1)
+                draws.add(num_drafted, num_right, num_right + 1, num_allowed)
         self.in_hindsight = tuple(draws.freeze(name) for name, draws in self._judged.items())
 
     def _of(self, method: str) -> _Draws:

@@ -140,7 +140,8 @@ class PolicyChange:
 class MethodCounts:
     """What one drafter did for one sequence. Position 0 of the tuples is the first draft token.
 
-    `accepted / drafted` is the survival to a position, not the acceptance once it was reached.
+    `accepted / allowed` is the survival to a position, not the acceptance once it was reached: a drafter
+    that stops early by itself has no token there, which is as good as a refused one.
     """
 
     method: str
@@ -150,6 +151,7 @@ class MethodCounts:
     accepted_per_position: tuple[int, ...] = ()  # drafts whose token at this depth was accepted
     drafted_per_position: tuple[int, ...] = ()  # drafts that had a token at this depth, reached or not
     refused_per_position: tuple[int, ...] = ()  # drafts whose first refused token stood at this depth
+    allowed_per_position: tuple[int, ...] = ()  # drafts granted a token there; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,7 @@ class SequenceOutput:
     stats: SequenceStats | None = None
     error: str | None = None  # with FinishReason.ERROR
     queue_wait_s: float | None = None  # added to first scheduled step; with the first tokens
+    num_granted_tokens: int = 0  # draft tokens that were allowed in this step
 
 
 @dataclass(frozen=True, slots=True)

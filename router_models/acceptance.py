@@ -1,6 +1,8 @@
 """How many tokens a step yields, per policy, task and sampling band.
 
-Survival counts per position serve every drafter: `E(K) = 1 + sum_j S_j`. They are kept with decay
+Survival counts per position serve every drafter: `E(K) = 1 + sum_j S_j`, S_j being the chance that a draft
+that was granted j tokens has one there and that it stands. A drafter may stop early by itself (a match that
+ends, a model that is not sure): what it drafted is less than what it was granted. Counts are kept with decay
 and shrunk: cell (policy, task, band) -> policy and band -> policy -> a weak prior, each level
 being a few pseudo-steps of prior for the level below. Counts come from drafts of some mean length;
 for other lengths the first position is corrected by the start/continue law, since a step after a
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from router_models.base import State, StateError, check_header, header
 from router_models.types import AcceptanceCounts, AcceptanceCurve, AcceptanceKey, Effect, Explanation
 
-_KIND, _VERSION = "acceptance", 1
+_KIND, _VERSION = "acceptance", 2
 MAX_DEPTH = 16
 """Deepest draft position that is counted."""
 _LEVEL_STEPS = (4.0, 12.0, 24.0)  # pseudo-steps of prior: weak prior -> policy -> band -> cell
@@ -52,13 +54,15 @@ class _Cell:
     def __init__(self) -> None:
         self.steps = 0.0
         self.drafts = 0.0
+        self.allowed: Array = np.zeros(MAX_DEPTH)
         self.drafted: Array = np.zeros(MAX_DEPTH)
         self.accepted: Array = np.zeros(MAX_DEPTH)
 
-    def add(self, steps: float, drafts: float, drafted: Array, accepted: Array) -> None:
+    def add(self, steps: float, drafts: float, allowed: Array, drafted: Array, accepted: Array) -> None:
         keep = float(np.exp(-steps / _MEMORY_STEPS))
         self.steps = keep * self.steps + steps
         self.drafts = keep * self.drafts + drafts
+        self.allowed = keep * self.allowed + allowed
         self.drafted = keep * self.drafted + drafted
         self.accepted = keep * self.accepted + accepted
 
@@ -66,16 +70,18 @@ class _Cell:
         return {
             "steps": self.steps,
             "drafts": self.drafts,
+            "allowed": self.allowed.tolist(),
             "drafted": self.drafted.tolist(),
             "accepted": self.accepted.tolist(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self.steps, self.drafts = float(state["steps"]), float(state["drafts"])
+        self.allowed = np.array(state["allowed"], dtype=np.float64)
         self.drafted = np.array(state["drafted"], dtype=np.float64)
         self.accepted = np.array(state["accepted"], dtype=np.float64)
-        values = np.concatenate([[self.steps, self.drafts], self.drafted, self.accepted])
-        if values.shape != (2 + 2 * MAX_DEPTH,) or not np.isfinite(values).all() or (values < 0).any():
+        values = np.concatenate([[self.steps, self.drafts], self.allowed, self.drafted, self.accepted])
+        if values.shape != (2 + 3 * MAX_DEPTH,) or not np.isfinite(values).all() or (values < 0).any():
             raise StateError(f"{_KIND}: counts do not fit")
 
 
@@ -84,9 +90,10 @@ class _Belief:
     """What one level of the hierarchy believes."""
 
     rate: float  # drafts per granted step
-    survive: Array  # [MAX_DEPTH] accepted at position j / drafted there
-    evidence: Array  # [MAX_DEPTH] pseudo-drafts behind `survive`
-    depth: float | None  # mean draft length that `survive` was measured at
+    survive: Array  # [MAX_DEPTH] accepted at position j / allowed there
+    reach: Array  # [MAX_DEPTH] drafted at position j / allowed there
+    evidence: Array  # [MAX_DEPTH] pseudo-drafts behind both
+    depth: float | None  # mean number of tokens granted where `survive` was measured
 
     @property
     def continuation(self) -> float:
@@ -99,6 +106,7 @@ class _Belief:
 _PRIOR = _Belief(
     rate=1.0,
     survive=np.array([_WEAK_START * _WEAK_CONTINUATION**j for j in range(MAX_DEPTH)]),
+    reach=np.ones(MAX_DEPTH),
     evidence=np.full(MAX_DEPTH, _LEVEL_STEPS[0]),
     depth=None,
 )
@@ -107,17 +115,22 @@ _PRIOR = _Belief(
 def _update(prior: _Belief, cell: _Cell, weight: float) -> _Belief:
     """The belief at a level, from the belief above it (worth `weight` steps) and its own counts."""
     rate = (cell.drafts + weight * prior.rate) / (cell.steps + weight)
-    survive = (cell.accepted + weight * prior.survive) / (cell.drafted + weight)
-    # Positions this cell never drafted go on from the last one seen by the mean continuation.
-    seen = cell.drafted > weight / 8
+    survive = (cell.accepted + weight * prior.survive) / (cell.allowed + weight)
+    reach = (cell.drafted + weight * prior.reach) / (cell.allowed + weight)
+    # Positions this cell was never granted go on from the last one seen by the mean continuation.
+    seen = cell.allowed > weight / 8
     if seen.any() and not seen.all():
         last = int(np.flatnonzero(seen)[-1])
         below = float(survive[:last].sum()) + 1.0
         b = (float(survive[1 : last + 1].sum()) + prior.continuation) / below
-        survive[last + 1 :] = survive[last] * min(b, 1.0) ** np.arange(1, MAX_DEPTH - last)
-    survive = np.minimum.accumulate(np.clip(survive, 0.0, 1.0))
-    depth = float(cell.drafted.sum()) / cell.drafts if cell.drafts > 0 else prior.depth
-    return _Belief(min(rate, 1.0), survive, cell.drafted + weight, depth)
+        beyond = np.arange(1, MAX_DEPTH - last)
+        survive[last + 1 :] = survive[last] * min(b, 1.0) ** beyond
+        further = reach[last] / reach[last - 1] if last else reach[0]
+        reach[last + 1 :] = reach[last] * min(float(further), 1.0) ** beyond
+    reach = np.minimum.accumulate(np.clip(reach, 0.0, 1.0))
+    survive = np.minimum.accumulate(np.clip(survive, 0.0, reach))
+    depth = float(cell.allowed.sum()) / cell.drafts if cell.drafts > 0 else prior.depth
+    return _Belief(min(rate, 1.0), survive, reach, cell.allowed + weight, depth)
 
 
 def start_continue_tokens(start: float, continuation: float, depth: int) -> float:
@@ -160,15 +173,18 @@ class Acceptance:
     def learn_one(self, x: AcceptanceKey, y: AcceptanceCounts) -> None:
         """Add what one request showed. Raises ValueError, unchanged, for impossible counts."""
         drafted, accepted = _counts(y.drafted_per_position), _counts(y.accepted_per_position)
+        allowed = _counts(y.allowed_per_position) if y.allowed_per_position else drafted
         if y.num_steps < 0 or y.num_drafts < 0 or y.num_drafts > y.num_steps:
             raise ValueError(f"{y.num_drafts} drafts in {y.num_steps} steps cannot be")
         if (accepted > drafted).any() or (drafted < 0).any() or (accepted < 0).any():
             raise ValueError("more tokens accepted than drafted at some position")
+        if (drafted > allowed).any():
+            raise ValueError("more tokens drafted than allowed at some position")
         if y.num_steps == 0:
             return
         for name in self._path(x):
             cell = self._cells.setdefault(name, _Cell())
-            cell.add(float(y.num_steps), float(y.num_drafts), drafted, accepted)
+            cell.add(float(y.num_steps), float(y.num_drafts), allowed, drafted, accepted)
 
     @staticmethod
     def _path(x: AcceptanceKey) -> list[tuple[str, str, str]]:
@@ -211,7 +227,7 @@ class Acceptance:
             low_tokens=tuple(np.maximum(tokens - spread, 1.0).tolist()),
             high_tokens=tuple(np.minimum(tokens + spread, depth + 1.0).tolist()),
             draft_rate=belief.rate,
-            drafted_tokens=tuple((belief.rate * depth).tolist()),
+            drafted_tokens=(0.0, *(belief.rate * np.cumsum(belief.reach[: self.max_depth])).tolist()),
             start=start,
             continuation=belief.continuation,
             num_steps=own.steps if own is not None else 0.0,
@@ -256,6 +272,10 @@ def _counts(values: Sequence[int]) -> Array:
     return counts
 
 
+_Listed = tuple[list[list[float]], list[float], list[float], float, list[float]]
+"""Of a curve: means [powers][K+1], the task's mean and the factor [K+1], the rate, lengths [K+1]."""
+
+
 class RequestCurves:
     """Curves of several keys, bent to what running requests have shown. Built once per snapshot.
 
@@ -284,7 +304,9 @@ class RequestCurves:
         plain = self._rate[:, None] * self._task
         self._factor: Array = np.divide(gain, plain, out=np.ones_like(gain), where=plain > 1e-12)
         self._ceiling: Array = np.arange(1.0, self._task.shape[1] + 1.0)
-        self._lists: dict[int, tuple[list[list[float]], list[float], list[float], float]] = {}
+        self.lengths: Array = np.array([c.drafted_tokens for c in curves]) / self._rate[:, None]
+        """[curves, K+1] mean length of a draft that was granted K tokens."""
+        self._lists: dict[int, _Listed] = {}
 
     def expected(
         self,
@@ -299,8 +321,9 @@ class RequestCurves:
         `curve` is each request's place in `curves`. `num_steps`, where known, are the target steps
         granted to the drafter: they tell how often it finds a draft for this request.
         """
-        depth = np.divide(num_draft_tokens, num_drafts, out=np.ones(len(curve)), where=num_drafts > 0)
-        at = np.clip(np.rint(depth), 1, len(self._ceiling) - 1).astype(np.intp)
+        length = np.divide(num_draft_tokens, num_drafts, out=np.ones(len(curve)), where=num_drafts > 0)
+        # As many were granted, about, as give drafts of that length.
+        at = 1 + np.abs(self.lengths[curve, 1:] - length[:, None]).argmin(axis=1)
         mean = (num_accepted_tokens + self._shrink * self._task[curve, at]) / (num_drafts + self._shrink)
         column = self._means[curve, :, at]  # [n, powers], rising along the powers
         high = np.clip((column < mean[:, None]).sum(axis=1), 1, len(self._POWERS) - 1)
@@ -320,12 +343,12 @@ class RequestCurves:
 
     def expected_one(
         self, curve: int, num_drafts: float, num_draft_tokens: float, num_accepted: float, num_steps: float
-    ) -> tuple[list[float], float]:
-        """The same for one request, without numpy, whose calls take longer than their work here; and its
-        drafts per step."""
-        means, task, factor, rate = self._listed(curve)
-        depth = round(num_draft_tokens / num_drafts) if num_drafts > 0 else 1
-        at = min(max(depth, 1), len(task) - 1)
+    ) -> tuple[list[float], float, list[float]]:
+        """The same for one request, without numpy, whose calls take longer than their work here; its
+        drafts per step; and its curve's row of `lengths`."""
+        means, task, factor, rate, lengths = self._listed(curve)
+        length = num_draft_tokens / num_drafts if num_drafts > 0 else 1.0
+        at = min(range(1, len(task)), key=lambda k: abs(lengths[k] - length))
         mean = (num_accepted + self._shrink * task[at]) / (num_drafts + self._shrink)
         high = min(max(bisect_left(means, mean, key=lambda row: row[at]), 1), len(means) - 1)
         low_means, high_means = means[high - 1], means[high]
@@ -337,13 +360,12 @@ class RequestCurves:
         for k, (low, up, scale) in enumerate(zip(low_means, high_means, factor, strict=True)):
             most = max(most, min(1.0 + rate * scale * ((1 - part) * low + part * up), 1.0 + k))
             expected.append(most)
-        return expected, rate
+        return expected, rate, lengths
 
-    def _listed(self, curve: int) -> tuple[list[list[float]], list[float], list[float], float]:
-        """Means [powers][K+1], the task's mean and the factor [K+1], and the rate of a curve, as lists."""
+    def _listed(self, curve: int) -> _Listed:
         found = self._lists.get(curve)
         if found is None:
-            arrays = (self._means[curve], self._task[curve], self._factor[curve])
-            means, task, factor = (array.tolist() for array in arrays)
-            found = self._lists[curve] = (means, task, factor, float(self._rate[curve]))
+            arrays = (self._means[curve], self._task[curve], self._factor[curve], self.lengths[curve])
+            means, task, factor, lengths = (array.tolist() for array in arrays)
+            found = self._lists[curve] = (means, task, factor, float(self._rate[curve]), lengths)
         return found

@@ -124,13 +124,15 @@ class AcceptanceCounts:
     """What one request (or one stretch of it) showed under one policy.
 
     `num_steps` counts the target steps in which drafting was granted, with or without a draft;
-    position 0 of the tuples is the first draft token.
+    position 0 of the tuples is the first draft token. `allowed_per_position` counts the drafts that were
+    granted a token there, which a drafter need not use; empty: those that had one.
     """
 
     num_steps: int
     num_drafts: int
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
+    allowed_per_position: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,11 @@ class Learner:
         for counts, was_tried in seen:
             key = AcceptanceKey(counts.method, None if task.is_mixed else task.label, band)
             learned = AcceptanceCounts(
-                counts.num_steps, counts.num_drafts, counts.drafted_per_position, counts.accepted_per_position
+                counts.num_steps,
+                counts.num_drafts,
+                counts.drafted_per_position,
+                counts.accepted_per_position,
+                counts.allowed_per_position,
             )
             try:
                 self.acceptance_model.learn_one(key, learned)

@@ -251,7 +251,7 @@ class _Answer:
         )
         if depth > 0:
             self._counters.grant(method)
-            self._counters.add_draft(depth, accepted, len(piece), method)
+            self._counters.add_draft(depth, accepted, len(piece), method, depth)
         tokens = tuple(map(ord, piece))
         with_prompt = first == 0 and self._request.sampling.has_prompt_logprobs
         return Delta(

@@ -149,7 +149,6 @@ class Table:
         self.book = CurveBook(view.curves)
         self.curves = RequestCurves(self.book.curves) if self.book.curves else None
         top = len(self.book.curves[0].expected_tokens) - 1 if self.book.curves else 0
-        self._depths: Array = np.arange(1.0, top + 1.0)
         known = [(m, min(depth, top)) for m, depth in view.methods.items() if m in view.step.drafters]
         self.prices = Prices.of(
             view.step, [pair for pair in known if pair[1] > 0], view.traffic.between_steps_s
@@ -263,7 +262,8 @@ class Table:
                 part = slice(first, first + len(own))
                 first += len(own)
                 if own:
-                    self._fill_arm(number, arm, own, expected[part, 1 : arm.depth + 1], rates[part])
+                    drafted = rates[part, None] * self.curves.lengths[at[part], 1 : arm.depth + 1]
+                    self._fill_arm(number, arm, own, expected[part, 1 : arm.depth + 1], drafted, rates[part])
         self.set_penalty(seats, shut, step)
 
     def _fill_one(self, seat: Seat) -> None:
@@ -276,23 +276,26 @@ class Table:
             if curve is None or self.curves is None:
                 continue
             steps, drafts, num_draft_tokens, accepted = seat.counts[number]
-            expected, rate = self.curves.expected_one(curve, drafts, num_draft_tokens, accepted, steps)
+            expected, rate, lengths = self.curves.expected_one(
+                curve, drafts, num_draft_tokens, accepted, steps
+            )
             each_s = arm.token_s + arm.kv_s * kv + sampled_s
             catch_up_s = self._catch_up_s(number, arm, seat)
             for depth in range(1, arm.depth + 1):
                 at = arm.first + depth - 1
                 tokens[at] = expected[depth]
-                drafted[at] = rate * depth
-                extra_s[at] = rate * depth * each_s + arm.seq_s + catch_up_s * expected[depth]
+                drafted[at] = rate * lengths[depth]
+                extra_s[at] = drafted[at] * each_s + arm.seq_s + catch_up_s * expected[depth]
             seat.settle(number, rate, expected[arm.depth])
         self.tokens[seat.row], self.drafted[seat.row], self.extra_s[seat.row] = tokens, drafted, extra_s
 
-    def _fill_arm(self, number: int, arm: Arm, seats: Sequence[Seat], tokens: Array, rates: Array) -> None:
-        """`tokens` [seats, depth], `rates` [seats]: what the arm yields, and how often it drafts."""
+    def _fill_arm(
+        self, number: int, arm: Arm, seats: Sequence[Seat], tokens: Array, drafted: Array, rates: Array
+    ) -> None:
+        """`tokens`, `drafted` [seats, depth], `rates` [seats]: what the arm yields, drafts, and how often."""
         index = np.array([seat.row for seat in seats], dtype=np.intp)
         kv = np.array([seat.view.num_tokens for seat in seats], dtype=np.float64)
         sampled = np.array([seat.view.temperature > 0 for seat in seats], dtype=np.float64)
-        drafted = rates[:, None] * self._depths[: arm.depth]
         each = arm.token_s + arm.kv_s * kv + sampled * self.prices.sampled_s
         extra = drafted * each[:, None] + arm.seq_s
         if not all(seat.loaded[number] for seat in seats):

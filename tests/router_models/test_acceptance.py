@@ -52,6 +52,50 @@ def test_steps_without_a_draft_count() -> None:
     assert curve.expected_tokens[2] < 1.3
 
 
+def draft_and_stop(go_on: float, accept: float, granted: int, steps: int, seed: int) -> AcceptanceCounts:
+    """A drafter that is not sure stops: each further token is drafted with chance `go_on`."""
+    rng = random.Random(seed)
+    drafted, accepted = [0] * granted, [0] * granted
+    for _ in range(steps):
+        length = 1
+        while length < granted and rng.random() < go_on:
+            length += 1
+        right = 0
+        while right < length and rng.random() < accept:
+            right += 1
+        for depth in range(length):
+            drafted[depth] += 1
+            accepted[depth] += depth < right
+    return AcceptanceCounts(steps, steps, tuple(drafted), tuple(accepted), (steps,) * granted)
+
+
+@pytest.mark.parametrize("granted", [2, 4])
+def test_a_drafter_that_stops_early_is_not_taken_for_one_that_does_not(granted: int) -> None:
+    """What it yields and drafts with K granted, measured at one grant, holds at the others."""
+    go_on, accept = 0.5, 0.7
+    model = Acceptance(max_depth=4)
+    model.learn_one(KEY, draft_and_stop(go_on, accept, granted, 6000, granted))
+    curve = model.predict_one(KEY)
+    for k in (1, 2, 4):
+        tokens = 1 + sum(accept**j * go_on ** (j - 1) for j in range(1, k + 1))
+        length = sum(go_on ** (j - 1) for j in range(1, k + 1))
+        assert curve.expected_tokens[k] == pytest.approx(tokens, rel=0.06)
+        assert curve.drafted_tokens[k] == pytest.approx(length, rel=0.06)
+    with pytest.raises(ValueError, match="allowed"):
+        model.learn_one(KEY, AcceptanceCounts(3, 3, (3, 3), (2, 1), (3, 2)))
+
+
+def test_a_request_is_compared_at_the_depth_it_was_granted() -> None:
+    """Drafts of 1.5 tokens by a drafter that stops at half of what it may: as its task, not better."""
+    model = Acceptance(max_depth=4)
+    model.learn_one(KEY, draft_and_stop(0.5, 0.7, 4, 6000, 1))
+    curves = RequestCurves([model.predict_one(KEY)])
+    counts = draft_and_stop(0.5, 0.7, 2, 400, 2)
+    tokens, right = sum(counts.drafted_per_position), sum(counts.accepted_per_position)
+    found, _, _ = curves.expected_one(0, 400, tokens, right, 400)
+    assert found[4] == pytest.approx(model.predict_one(KEY).expected_tokens[4], rel=0.06)
+
+
 def test_an_unseen_task_takes_the_policys_average_and_is_less_sure() -> None:
     model = Acceptance(max_depth=4)
     model.learn_one(KEY, simulate(0.8, 0.8, 4, 500, 1))
@@ -111,6 +155,7 @@ def test_one_request_alone_is_expected_what_it_is_in_a_batch(
     tokens = round(drafts * each)
     told = (float(drafts), float(tokens), float(round(tokens * accepted)), float(drafts + more_steps))
     batch = curves.expected(np.array([1 - curve, curve]), *(np.array([3.0, value]) for value in told))
-    one, rate = curves.expected_one(curve, *told)
+    one, rate, lengths = curves.expected_one(curve, *told)
+    assert lengths == curves.lengths[curve].tolist()
     assert one == pytest.approx(batch[1].tolist())
     assert 0 < rate <= 1

@@ -121,8 +121,8 @@ async def test_memory_is_shown_by_part() -> None:
 async def test_drafts_count_for_the_method_that_made_them() -> None:
     """One request, decided for n-gram, whose steps were changed over to the draft model."""
     counters = SequenceCounters()
-    counters.add_draft(4, 1, 2, "ngram")
-    counters.add_draft(2, 2, 3, "draft")
+    counters.add_draft(4, 1, 2, "ngram", 4)
+    counters.add_draft(2, 2, 3, "draft", 2)
     stats = counters.freeze(num_prompt_tokens=3, num_output_tokens=5, queue_wait_s=0.0)
     async with running() as server:
         outcomes: list[RequestOutcome] = []

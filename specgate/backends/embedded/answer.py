@@ -148,7 +148,11 @@ class Answer:
             self._counters.grant(output.draft_method)
         if output.num_draft_tokens:
             self._counters.add_draft(
-                output.num_draft_tokens, num_accepted, num_kept, output.draft_method or BASELINE
+                output.num_draft_tokens,
+                num_accepted,
+                num_kept,
+                output.draft_method or BASELINE,
+                output.num_granted_tokens,
             )
 
     def _add_text(self, piece: str, num_tokens: int) -> bool:

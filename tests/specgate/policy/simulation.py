@@ -220,7 +220,7 @@ class ScriptedEngine:
             running.counters.num_target_steps += 1
             if depth:
                 running.counters.grant(method)
-                running.counters.add_draft(depth, min(accepted, kept), kept, method)
+                running.counters.add_draft(depth, min(accepted, kept), kept, method, depth)
             running.last = (method, depth, accepted)
             if running.num_output >= running.output_tokens:
                 del self._running[name]

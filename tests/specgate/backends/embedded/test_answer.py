@@ -191,7 +191,7 @@ def test_counts_after_a_stop_string_are_those_of_what_was_delivered() -> None:
         draft_s=0.5,
         policy_changes=(PolicyChange(0, "ngram", "x"),),
         # Of the second draft nothing is known behind the stop; of the first all that was drafted counts.
-        by_method=(MethodCounts("ngram", 2, 2, 7, (2, 2, 0, 0), (2, 2, 1, 1), (0, 0, 1, 0)),),
+        by_method=(MethodCounts("ngram", 2, 2, 7, (2, 2, 0, 0), (2, 2, 1, 1), (0, 0, 1, 0), (2, 2, 1, 1)),),
     )
 
 
