@@ -73,7 +73,8 @@ class Drafting:
             if seconds > self._timeout_s:
                 allowed = f"allowed are {self._timeout_s:g} s"
                 self._fail(method, "timeout", f"{seconds:.2f} s for a step; {allowed}")
-            self._count(method, sequences, proposed, seconds)
+            num_granted = sum(context.max_draft_tokens for context in contexts)
+            self._count(method, sequences, proposed, seconds, num_granted)
         return trees
 
     def observe(self, seq: Sequence, method: str, token_ids: tuple[int, ...], num_accepted: int) -> None:
@@ -159,7 +160,14 @@ class Drafting:
             self._unread.setdefault(method, {})[seq.seq_id] = len(seq.token_ids)
             self.drafters[method].begin(seq.seq_id, seq.token_ids)
 
-    def _count(self, method: str, sequences: Seq[Sequence], trees: Seq[DraftTree], seconds: float) -> None:
+    def _count(
+        self,
+        method: str,
+        sequences: Seq[Sequence],
+        trees: Seq[DraftTree],
+        seconds: float,
+        num_granted: int,
+    ) -> None:
         work = self._guarded(method, self.drafters[method].work) or (0, 0)
         num_fill = work[2] if len(work) > 2 else 0
         unread = self._unread.get(method, {})
@@ -177,6 +185,7 @@ class Drafting:
             seconds=seconds,
             num_begun_tokens=sum(unread.pop(seq_id) for seq_id in first),
             num_begun_fill=self._first_fill.pop(method, 0) if first else 0,
+            num_granted_tokens=num_granted,
         )
         for seq in sequences:
             seq.counters.draft_s += seconds / len(sequences)

@@ -108,4 +108,5 @@ def sequence_view(seq: Sequence) -> SequenceView:
         last_num_draft_tokens=num_drafted,
         last_num_accepted_tokens=num_accepted,
         in_hindsight=seq.counters.in_hindsight,
+        num_granted_tokens=seq.counters.num_granted_tokens,
     )

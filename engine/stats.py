@@ -93,6 +93,7 @@ class SequenceCounters:
         "num_cached_tokens",
         "num_draft_tokens",
         "num_drafts",
+        "num_granted_tokens",
         "num_preemptions",
         "num_target_steps",
         "policy_changes",
@@ -103,6 +104,7 @@ class SequenceCounters:
         self.num_target_steps = 0
         self.num_drafts = 0
         self.num_draft_tokens = 0
+        self.num_granted_tokens = 0  # in steps that had a draft
         self.num_accepted_tokens = 0
         self.num_preemptions = 0
         self.draft_s = 0.0
@@ -154,6 +156,7 @@ class SequenceCounters:
         self._of(method).add(num_drafted, num_accepted, num_kept, num_allowed)
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
+        self.num_granted_tokens += max(num_allowed, num_drafted)
         self.num_accepted_tokens += num_accepted
 
     def judge(self, method: str, drafts: Iterable[tuple[int, int]], num_allowed: int) -> None:

@@ -239,6 +239,7 @@ class DraftWork:
     num_fill_tokens: int = 0  # context tokens a drafter with a cache of its own had to read up on
     num_begun_tokens: int = 0  # length of the sequences that got their first draft of it
     num_begun_fill: int = 0  # of these, the tokens it had to read up on, in this step and those before
+    num_granted_tokens: int = 0  # draft tokens that were allowed, used or not
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,8 +125,9 @@ def _update(prior: _Belief, cell: _Cell, weight: float) -> _Belief:
         b = (float(survive[1 : last + 1].sum()) + prior.continuation) / below
         beyond = np.arange(1, MAX_DEPTH - last)
         survive[last + 1 :] = survive[last] * min(b, 1.0) ** beyond
-        further = reach[last] / reach[last - 1] if last else reach[0]
-        reach[last + 1 :] = reach[last] * min(float(further), 1.0) ** beyond
+        own = min(float(reach[last] / max(reach[last - 1], 1e-9)), 1.0) if last else 1.0
+        above = prior.reach[last + 1 :] / max(float(prior.reach[last]), 1e-9)
+        reach[last + 1 :] = reach[last] * np.minimum(own**beyond, above)
     reach = np.minimum.accumulate(np.clip(reach, 0.0, 1.0))
     survive = np.minimum.accumulate(np.clip(survive, 0.0, reach))
     depth = float(cell.allowed.sum()) / cell.drafts if cell.drafts > 0 else prior.depth
@@ -156,6 +157,8 @@ def _length_correction(belief: _Belief, max_depth: int) -> tuple[Array, float]:
     if belief.depth is None:
         return np.ones(max_depth + 1), q
     h = min(_start(q, b, belief.depth), 1.0)
+    if h >= b:  # nothing is hard to start: what goes on less is a drafter that stops
+        return np.ones(max_depth + 1), h
     depths = np.arange(max_depth + 1)
     factor = (1 - (b - h) * b**belief.depth) / (1 - (b - h) * b**depths)
     return factor, h
@@ -312,18 +315,18 @@ class RequestCurves:
         self,
         curve: NDArray[np.intp],
         num_drafts: Array,
-        num_draft_tokens: Array,
+        num_granted_tokens: Array,
         num_accepted_tokens: Array,
         num_steps: Array | None = None,
     ) -> Array:
         """E(0..K) per request, from its own counts so far. Arrays [n]; answer [n, K+1].
 
-        `curve` is each request's place in `curves`. `num_steps`, where known, are the target steps
+        `curve` is each request's place in `curves`; `num_granted_tokens` were granted where it had a draft,
+        which tells at which depth it was as good as it was. `num_steps`, where known, are the target steps
         granted to the drafter: they tell how often it finds a draft for this request.
         """
-        length = np.divide(num_draft_tokens, num_drafts, out=np.ones(len(curve)), where=num_drafts > 0)
-        # As many were granted, about, as give drafts of that length.
-        at = 1 + np.abs(self.lengths[curve, 1:] - length[:, None]).argmin(axis=1)
+        depth = np.divide(num_granted_tokens, num_drafts, out=np.ones(len(curve)), where=num_drafts > 0)
+        at = np.clip(np.rint(depth), 1, len(self._ceiling) - 1).astype(np.intp)
         mean = (num_accepted_tokens + self._shrink * self._task[curve, at]) / (num_drafts + self._shrink)
         column = self._means[curve, :, at]  # [n, powers], rising along the powers
         high = np.clip((column < mean[:, None]).sum(axis=1), 1, len(self._POWERS) - 1)
@@ -342,13 +345,13 @@ class RequestCurves:
         return np.minimum(found, 1.0)
 
     def expected_one(
-        self, curve: int, num_drafts: float, num_draft_tokens: float, num_accepted: float, num_steps: float
+        self, curve: int, num_drafts: float, num_granted_tokens: float, num_accepted: float, num_steps: float
     ) -> tuple[list[float], float, list[float]]:
         """The same for one request, without numpy, whose calls take longer than their work here; its
         drafts per step; and its curve's row of `lengths`."""
         means, task, factor, rate, lengths = self._listed(curve)
-        length = num_draft_tokens / num_drafts if num_drafts > 0 else 1.0
-        at = min(range(1, len(task)), key=lambda k: abs(lengths[k] - length))
+        depth = round(num_granted_tokens / num_drafts) if num_drafts > 0 else 1
+        at = min(max(depth, 1), len(task) - 1)
         mean = (num_accepted + self._shrink * task[at]) / (num_drafts + self._shrink)
         high = min(max(bisect_left(means, mean, key=lambda row: row[at]), 1), len(means) - 1)
         low_means, high_means = means[high - 1], means[high]

@@ -87,9 +87,16 @@ def step_s(
 
 
 def request_cost(
-    c: StepCoefficients, policy: str, depth: float, expected_tokens: float, load: Workload, batch: float = 1.0
+    c: StepCoefficients,
+    policy: str,
+    depth: float,
+    expected_tokens: float,
+    load: Workload,
+    batch: float = 1.0,
+    granted: float | None = None,
 ) -> RequestCost:
-    """C1 and C2 of a request under one policy and depth.
+    """C1 and C2 of a request under one policy and depth, the draft tokens of a mean step; `granted` are
+    those it is allowed (None: as many), for which a draft model is called.
 
     `batch` says at which load the slope in tokens is taken; it matters only where there is a knee.
     """
@@ -97,7 +104,9 @@ def request_cost(
     num_steps = load.output_tokens / max(expected_tokens, 1.0)
     slope = _token_slope_s(c, batch * (1 + depth))
     lead_s = c.c_lead_s if depth <= 0 or d.calls_per_token <= 0 else d.d_lead_s
-    c1 = c.p0_s + num_steps * (c.c0_s + lead_s + d.d0_s * d.calls_per_token * depth)
+    c1 = c.p0_s + num_steps * (
+        c.c0_s + lead_s + d.d0_s * d.calls_per_token * (depth if granted is None else granted)
+    )
     kv_s = c.c_kv_s * load.kv_tokens
     per_step = c.c_seq_s + slope * (1 + depth) + kv_s
     if depth > 0:

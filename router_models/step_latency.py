@@ -31,7 +31,7 @@ from router_models.types import (
     StepTiming,
 )
 
-_KIND, _VERSION = "step_latency", 7
+_KIND, _VERSION = "step_latency", 8
 
 DECODE = RegressionSpec(
     names=("c0", "c_seq", "c_tok", "c_kv", "c_sample", "c_lead"),
@@ -62,8 +62,8 @@ def _draft_row(d: DraftFeatures) -> tuple[float, ...]:
 
 @dataclass
 class _Ratios:
-    """Running sums that tell how many calls a draft token costs, how much KV it reads, and how much of a
-    sequence a drafter reads that has not drafted for it.
+    """Running sums that tell how many calls a granted draft token costs, how much KV it reads, and how
+    much of a sequence a drafter reads that has not drafted for it.
 
     Calls serve the whole batch, as many as its deepest draft needs: only steps in which one
     sequence drafts tell calls per draft token exactly, and they are preferred.
@@ -83,9 +83,11 @@ class _Ratios:
         if d.num_begun_tokens > 0:
             self.fill = keep * self.fill + min(d.num_begun_fill, d.num_begun_tokens)
             self.begun = keep * self.begun + d.num_begun_tokens
-        if d.num_sequences <= 0 or d.num_draft_tokens <= 0 or d.num_fill_tokens > 0:
+        # Over what was granted: one that is not sure of its first token has called for nothing.
+        granted = d.num_granted_tokens or d.num_draft_tokens
+        if d.num_sequences <= 0 or granted <= 0 or d.num_fill_tokens > 0:
             return
-        depth = d.num_draft_tokens / d.num_sequences
+        depth = granted / d.num_sequences
         self.calls = keep * self.calls + d.num_calls
         self.depth = keep * self.depth + depth
         if d.num_sequences == 1:

@@ -170,6 +170,7 @@ class DraftFeatures:
     num_fill_tokens: float = 0.0  # context tokens that a cache of its own had to read up on
     num_begun_tokens: float = 0.0  # length of the sequences that got their first draft
     num_begun_fill: float = 0.0  # of these, the tokens it had to read up on
+    num_granted_tokens: float = 0.0  # draft tokens that were allowed; 0: as many as were drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,7 @@ class DraftCoefficients:
     d_tok_s: float = 0.0  # per draft token
     d_kv_s: float = 0.0  # per KV token the drafter attends to
     d_fill_s: float = 0.0  # per context token it reads up on
-    calls_per_token: float = 0.0  # calls / depth: 1 for an autoregressive draft model, 0 for n-gram
+    calls_per_token: float = 0.0  # calls / granted depth: 1 for a draft model that never stops, 0 for n-gram
     kv_per_target_kv: float = 0.0  # drafter KV tokens per draft token and target KV token of its sequence
     d_lead_s: float = 0.0  # per step with any calls
     fill_per_token: float = 1.0  # share of a sequence that it reads up on before its first draft

@@ -42,6 +42,7 @@ def _draft_features(work: DraftWork) -> DraftFeatures:
         work.num_fill_tokens,
         work.num_begun_tokens,
         work.num_begun_fill,
+        work.num_granted_tokens,
     )
 
 

@@ -32,6 +32,7 @@ class SequenceView:
     last_num_draft_tokens: int  # of the step before
     last_num_accepted_tokens: int
     in_hindsight: tuple[MethodCounts, ...] = ()  # another object whenever there is news
+    num_granted_tokens: int = 0  # in those drafts: a drafter need not use all it may
 
 
 @dataclass(frozen=True, slots=True)

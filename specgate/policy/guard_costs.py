@@ -43,7 +43,7 @@ class ViewCosts:
             return None
         depth = min(self._view.methods.get(policy, 0), len(curve.expected_tokens) - 1)
         drafted, expected = curve.drafted_tokens[depth], curve.expected_tokens[depth]
-        return request_cost(self._step, policy, drafted, expected, self._load, SATURATED)
+        return request_cost(self._step, policy, drafted, expected, self._load, SATURATED, depth)
 
     def floor_tokens(self, policy: str, batch: float, depth: float) -> float | None:
         """See `router_models.cost.floor_tokens`."""

@@ -217,9 +217,9 @@ class StepPlanner:
         fixed: list[SequenceView] = []
         kv = sampled = 0
         for sequence in view.sequences:
-            seat = seats.get(sequence.seq_id)
+            seat, num_passed = seats.get(sequence.seq_id), self._num_passed
             if seat is None:
-                seat = self._sit(sequence, table)
+                seat, num_passed = self._sit(sequence, table), 1
             else:
                 seat.view = sequence
                 is_news = bool(seat.granted) and seat.note(sequence)
@@ -234,7 +234,7 @@ class StepPlanner:
                 fixed.append(sequence)
                 seat.granted = 0
             elif seat.hold_left > 0:
-                seat.hold_left = max(seat.hold_left - self._num_passed, 0)
+                seat.hold_left = max(seat.hold_left - num_passed, 0)
                 seat.is_planned = True
                 fixed.append(sequence)
                 seat.granted = seat.arm

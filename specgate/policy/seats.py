@@ -49,9 +49,9 @@ class Seat:
         "look_at",
         "num_accepted",
         "num_changes",
-        "num_draft_tokens",
         "num_drafts",
         "num_granted",
+        "num_granted_tokens",
         "row",
         "settled",
         "view",
@@ -70,11 +70,11 @@ class Seat:
         self.changed_step = -COOL_STEPS
         self.num_changes = 0  # each makes the next one dearer
         self.curves: list[int | None] = []  # by arm: place of its curve; None: nothing is known
-        self.counts = [[0, 0, 0, 0] for _ in range(num_arms)]  # granted steps, drafts, tokens, accepted
+        self.counts = [[0, 0, 0, 0] for _ in range(num_arms)]  # steps, drafts, granted there, accepted
         self.hindsight = view.in_hindsight
         self.loaded = [False] * num_arms  # the drafter has read this sequence
         self.num_drafts = view.num_drafts
-        self.num_draft_tokens = view.num_draft_tokens
+        self.num_granted_tokens = _granted_tokens(view)
         self.num_accepted = view.num_accepted_tokens
         self.num_granted = 0
         # By arm, when the row was computed last: steps, drafts, accepted; drafts a step and tokens a draft.
@@ -90,10 +90,10 @@ class Seat:
         counts[0] += 1
         if view.num_drafts != self.num_drafts:
             counts[1] += max(view.num_drafts - self.num_drafts, 0)
-            counts[2] += max(view.num_draft_tokens - self.num_draft_tokens, 0)
+            counts[2] += max(_granted_tokens(view) - self.num_granted_tokens, 0)
             counts[3] += max(view.num_accepted_tokens - self.num_accepted, 0)
             self.num_drafts = view.num_drafts
-            self.num_draft_tokens = view.num_draft_tokens
+            self.num_granted_tokens = _granted_tokens(view)
             self.num_accepted = view.num_accepted_tokens
         is_first = not self.loaded[arm - 1]
         self.loaded[arm - 1] = True
@@ -130,7 +130,7 @@ class Seat:
             own = self.counts[arm - 1]
             own[0] += counts.num_steps - old.num_steps
             own[1] += counts.num_drafts - old.num_drafts
-            own[2] += counts.num_draft_tokens - old.num_draft_tokens
+            own[2] += _granted_of(counts) - _granted_of(old)
             own[3] += sum(counts.accepted_per_position) - sum(old.accepted_per_position)
             is_news |= self._has_news(arm - 1)
         self.hindsight = view.in_hindsight
@@ -275,9 +275,9 @@ class Table:
             curve = seat.curves[number]
             if curve is None or self.curves is None:
                 continue
-            steps, drafts, num_draft_tokens, accepted = seat.counts[number]
+            steps, drafts, num_granted_tokens, accepted = seat.counts[number]
             expected, rate, lengths = self.curves.expected_one(
-                curve, drafts, num_draft_tokens, accepted, steps
+                curve, drafts, num_granted_tokens, accepted, steps
             )
             each_s = arm.token_s + arm.kv_s * kv + sampled_s
             catch_up_s = self._catch_up_s(number, arm, seat)
@@ -349,3 +349,11 @@ def _least_margin(seat: Seat, step: int) -> float:
     """By how many margins a change must be better, at least: more after each change, and right after one."""
     is_fresh = step - seat.changed_step < COOL_STEPS
     return max(_COOL_FACTOR if is_fresh else 1.0, 1.0 + 2.0 * seat.num_changes)
+
+
+def _granted_tokens(view: SequenceView) -> int:
+    return max(view.num_granted_tokens, view.num_draft_tokens)
+
+
+def _granted_of(counts: MethodCounts) -> int:
+    return max(sum(counts.allowed_per_position), counts.num_draft_tokens)

@@ -44,7 +44,7 @@ UNITS = {
     "d_tok": "s per draft token",
     "d_kv": "s per KV token of the drafter",
     "d_fill": "s per context token the drafter reads up on",
-    "calls_per_token": "draft calls per draft token",
+    "calls_per_token": "draft calls per granted draft token",
     "kv_per_target_kv": "drafter KV tokens per draft token and target KV token",
     "fill_per_token": "share of a sequence that the drafter reads up on before its first draft",
 }
@@ -119,7 +119,7 @@ def _drafting(
     depth = min(depth, len(curve.expected_tokens) - 1)
     expected = curve.expected_tokens[depth]
     drafted = curve.drafted_tokens[depth]
-    spec = request_cost(step, method, drafted, expected, load, SATURATED)
+    spec = request_cost(step, method, drafted, expected, load, SATURATED, depth)
     floors = {str(batch): floor_tokens(step, method, batch, drafted, load.kv_tokens) for batch in BATCHES}
     return _costs(spec) | {
         "num_speculative_tokens": depth,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
 from engine.models.tiny import tiny_model
+from engine.spec.drafter import DraftContext
+from engine.spec.stub import StubDrafter, known_continuations
+from engine.spec.tree import DraftTree
 from engine.types import FinishReason
 from tests.engine.harness import (
     EOS,
@@ -179,3 +183,23 @@ def test_the_cache_bounds_the_context_too() -> None:
         item = drive(engine, [request("a", PROMPT, replace(GREEDY, max_tokens=99), policy)]).finished["a"]
         assert item.token_ids == expected
         assert item.finish_reason is FinishReason.LENGTH
+
+
+class Unsure(StubDrafter):
+    """Stops after one token, whatever it may."""
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
+        return super().propose([replace(context, max_draft_tokens=1) for context in contexts])
+
+
+def test_what_was_granted_is_counted_beside_what_was_drafted() -> None:
+    ids = prompt(5, 12)
+    known = {ids: reference_greedy(target(), ids, GREEDY.max_tokens)}
+    drafter = Unsure(known_continuations(known), VOCAB)
+    run = drive(make_engine({"stub": drafter}), [request("a", ids, policy="stub", num_speculative_tokens=3)])
+    stats = run.finished["a"].stats
+    assert stats is not None
+    (counts,) = stats.by_method
+    assert counts.drafted_per_position[1:] == (0, 0)
+    assert counts.allowed_per_position[0] == counts.drafted_per_position[0] == counts.num_drafts
+    assert 0 < counts.allowed_per_position[2] <= counts.num_drafts

@@ -79,21 +79,30 @@ def test_a_drafter_that_stops_early_is_not_taken_for_one_that_does_not(granted: 
     for k in (1, 2, 4):
         tokens = 1 + sum(accept**j * go_on ** (j - 1) for j in range(1, k + 1))
         length = sum(go_on ** (j - 1) for j in range(1, k + 1))
-        assert curve.expected_tokens[k] == pytest.approx(tokens, rel=0.06)
+        assert curve.expected_tokens[k] - 1 == pytest.approx(tokens - 1, rel=0.06)
         assert curve.drafted_tokens[k] == pytest.approx(length, rel=0.06)
     with pytest.raises(ValueError, match="allowed"):
         model.learn_one(KEY, AcceptanceCounts(3, 3, (3, 3), (2, 1), (3, 2)))
 
 
-def test_a_request_is_compared_at_the_depth_it_was_granted() -> None:
-    """Drafts of 1.5 tokens by a drafter that stops at half of what it may: as its task, not better."""
+@pytest.mark.parametrize(("go_on", "granted"), [(0.2, 4), (0.9, 2), (0.5, 1)])
+def test_a_request_is_compared_at_the_depth_it_was_granted(go_on: float, granted: int) -> None:
+    """However long its drafts were: one whose drafter stops sooner than its task's is no better for it."""
     model = Acceptance(max_depth=4)
     model.learn_one(KEY, draft_and_stop(0.5, 0.7, 4, 6000, 1))
     curves = RequestCurves([model.predict_one(KEY)])
-    counts = draft_and_stop(0.5, 0.7, 2, 400, 2)
-    tokens, right = sum(counts.drafted_per_position), sum(counts.accepted_per_position)
-    found, _, _ = curves.expected_one(0, 400, tokens, right, 400)
-    assert found[4] == pytest.approx(model.predict_one(KEY).expected_tokens[4], rel=0.06)
+    counts = draft_and_stop(go_on, 0.7, granted, 4000, 2)
+    right = sum(counts.accepted_per_position)
+    found, _, _ = curves.expected_one(0, 4000, 4000 * granted, right, 4000)
+    assert found[granted] - 1 == pytest.approx(right / 4000, rel=0.05)
+
+
+def test_what_was_never_granted_follows_the_average_of_all_tasks() -> None:
+    model = Acceptance(max_depth=4)
+    model.learn_one(AcceptanceKey("ngram", "reasoning"), draft_and_stop(0.5, 0.7, 4, 6000, 1))
+    model.learn_one(KEY, draft_and_stop(0.5, 0.7, 1, 6000, 2))
+    drafted = model.predict_one(KEY).drafted_tokens
+    assert drafted[4] == pytest.approx(1.875, rel=0.1)
 
 
 def test_an_unseen_task_takes_the_policys_average_and_is_less_sure() -> None:

@@ -131,6 +131,15 @@ def test_calls_per_token_is_read_from_steps_where_one_sequence_drafts() -> None:
     assert found.kv_per_target_kv == pytest.approx(1.0)
 
 
+def test_a_head_that_is_not_sure_has_been_called_all_the_same() -> None:
+    model = StepLatency()
+    for num_calls, num_drafted in ((2, 2), (2, 1), (1, 0), (1, 0)):
+        work = DraftFeatures("draft", num_calls, 1, num_drafted, 100.0, num_granted_tokens=2)
+        step_of = StepFeatures(1, 1 + num_drafted, 100.0, drafts=(work,))
+        model.learn_one(step_of, StepTiming(0.05, (0.02,)))
+    assert model.coefficients().drafters["draft"].calls_per_token == pytest.approx(6 / 8, abs=0.01)
+
+
 def test_prefill_steps_are_apart() -> None:
     model = StepLatency()
     for tokens in (64, 128, 256, 512) * 10:
