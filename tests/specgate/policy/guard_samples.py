@@ -81,7 +81,8 @@ def step_view(step_number: int = 1, **assigned: PolicyAssignment) -> StepView:
 
 
 def model_view(*methods: str, draft_token_s: float = 1e-4) -> ModelView:
-    """A latency model under which every one of these methods is worth its drafts, the first the most."""
+    """A latency model under which every one of these methods is worth its drafts, the first the most. They
+    stop a little before they must."""
     step = StepCoefficients(
         c0_s=0.02, c_seq_s=0.0, c_tok_s=1e-4, c_kv_s=0.0, c_sample_s=0.0, c_tok_above_s=0.0, knee_tokens=None,
         p0_s=0.02, p_tok_s=1e-4, p_dec_s=1e-4, p_kv_s=0.0, num_steps=1000,
@@ -91,7 +92,7 @@ def model_view(*methods: str, draft_token_s: float = 1e-4) -> ModelView:
     curves = tuple(
         AcceptanceCurve(
             AcceptanceKey(method, None, "greedy"), tuple(0.9**k for k in range(1, 5)), expected, expected,
-            expected, 1.0, tuple(map(float, range(5))), 0.9, 0.9, 1000.0,
+            expected, 1.0, (0.0, 1.0, 1.95, 2.85, 3.7), 0.9, 0.9, 1000.0,
         )
         for method in methods
     )  # fmt: skip
