@@ -84,7 +84,7 @@ class Planning:
         """With its trace, once: the same fault comes back every step."""
         fault = f"{type(error).__name__}: {error}"
         if fault != self._last_fault:
-            log.exception("the planner failed; steps run without speculation")
+            log.exception("the planner failed; nobody drafts by its word this step")
         self._last_fault = fault
 
 

@@ -108,6 +108,14 @@ class KnowsInHindsight(Protocol):
         ...
 
 
+def num_right(draft: Sequence[int], token_ids: Sequence[int], start: int) -> int:
+    """How many of the draft's first tokens are those that came from `start` on."""
+    right = 0
+    while right < len(draft) and draft[right] == token_ids[start + right]:
+        right += 1
+    return right
+
+
 @runtime_checkable
 class HoldsMemory(Protocol):
     """A drafter that has weights or a KV cache of its own."""

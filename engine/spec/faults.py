@@ -72,9 +72,7 @@ def _is_token(token: object, vocab_size: int) -> bool:
     return isinstance(token, int) and 0 <= token < vocab_size
 
 
-def _probs_faults(
-    trees: Sequence[DraftTree], sampled: Mapping[int, torch.Tensor]
-) -> dict[int, DraftFault]:
+def _probs_faults(trees: Sequence[DraftTree], sampled: Mapping[int, torch.Tensor]) -> dict[int, DraftFault]:
     """All distributions at once; the numbers are only read where something is wrong."""
     nodes = [(index, node) for index in sampled for node in range(len(trees[index]))]
     probs = torch.cat(list(sampled.values()))  # [num_nodes, vocab]

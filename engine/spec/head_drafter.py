@@ -285,18 +285,14 @@ class DraftHeadDrafter:
         start = job.num_entries - job.window.first + len(job.token_ids) - 1
         return BatchRow([job.token_ids[-1]], start, job.window.block_table, 1)
 
-    def _forward(
-        self, rows: Sequence[BatchRow], before: Sequence[int], hidden: torch.Tensor
-    ) -> torch.Tensor:
+    def _forward(self, rows: Sequence[BatchRow], before: Sequence[int], hidden: torch.Tensor) -> torch.Tensor:
         """Guessed hidden states of all the rows' entries, [num_entries, hidden]; `before`: the tokens
         before theirs."""
         batch = build_batch(rows, self.blocks.block_size, self._head.device)
         num_forwards, num_kv_tokens, num_fill = self._work
         num_kv_tokens += sum(row.start + len(row.token_ids) for row in rows)
         self._work = num_forwards + 1, num_kv_tokens, num_fill
-        return self._head.forward(
-            batch, torch.tensor(before, device=self._head.device), hidden, self._cache
-        )
+        return self._head.forward(batch, torch.tensor(before, device=self._head.device), hidden, self._cache)
 
     def _draw(self, jobs: Sequence[_Job], logits: torch.Tensor) -> None:
         """Add the next draft token of every job; `logits` [num_jobs, draft vocabulary] are in their order."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.config import NgramConfig
-from engine.spec.drafter import DraftContext
+from engine.spec.drafter import DraftContext, num_right
 from engine.spec.tree import EMPTY_TREE, DraftTree
 
 _HASH_BASE = 0x9E3779B97F4A7C15  # odd, hence invertible modulo 2**64
@@ -147,11 +147,9 @@ class NgramDrafter:
             index.extend(token_ids, at)
             found = index.find(token_ids, at)
             draft = () if found is None else token_ids[found : min(found + max_draft_tokens, at)]
-            num_right = 0
-            while num_right < len(draft) and draft[num_right] == token_ids[at + num_right]:
-                num_right += 1
-            steps.append((len(draft), num_right))
-            at += num_right + 1
+            right = num_right(draft, token_ids, at)
+            steps.append((len(draft), right))
+            at += right + 1
         return steps, at
 
     def observe(self, seq_id: str, token_ids: Sequence[int], num_accepted: int) -> None:

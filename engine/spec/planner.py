@@ -32,7 +32,7 @@ class SequenceView:
     last_num_draft_tokens: int  # of the step before
     last_num_accepted_tokens: int
     in_hindsight: tuple[MethodCounts, ...] = ()  # another object whenever there is news
-    num_granted_tokens: int = 0  # in those drafts: a drafter need not use all it may
+    num_granted_tokens: int = 0  # in those drafts, of which not all need be used; 0: as many as were drafted
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.config import SuffixConfig
-from engine.spec.drafter import DraftContext
+from engine.spec.drafter import DraftContext, num_right
 from engine.spec.suffix_automaton import ROOT, SuffixAutomaton
 from engine.spec.tree import EMPTY_TREE, DraftTree
 
@@ -146,12 +146,10 @@ class SuffixDrafter:
         at = max(start, len(text.own))
         while len(text.own) == at and at + depth < len(tokens):
             draft = self._draft(text, depth).token_ids
-            num_right = 0
-            while num_right < len(draft) and draft[num_right] == tokens[at + num_right]:
-                num_right += 1
-            steps.append((len(draft), num_right))
-            self._extend(text, tokens[at : at + num_right + 1])
-            at += num_right + 1
+            right = num_right(draft, tokens, at)
+            steps.append((len(draft), right))
+            self._extend(text, tokens[at : at + right + 1])
+            at += right + 1
         text.is_level = False  # or what comes now would be read before it is judged
         return steps, at
 
