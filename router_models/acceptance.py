@@ -310,6 +310,7 @@ class RequestCurves:
         self.lengths: Array = np.array([c.drafted_tokens for c in curves]) / self._rate[:, None]
         """[curves, K+1] mean length of a draft that was granted K tokens."""
         self._lists: dict[int, _Listed] = {}
+        self._unbent: dict[int, tuple[list[float], float, list[float]]] = {}
 
     def expected(
         self,
@@ -348,7 +349,17 @@ class RequestCurves:
         self, curve: int, num_drafts: float, num_granted_tokens: float, num_accepted: float, num_steps: float
     ) -> tuple[list[float], float, list[float]]:
         """The same for one request, without numpy, whose calls take longer than their work here; its
-        drafts per step; and its curve's row of `lengths`."""
+        drafts per step; and its curve's row of `lengths`. The lists are shared: not to be changed."""
+        if num_steps or num_drafts:
+            return self._bend(curve, num_drafts, num_granted_tokens, num_accepted, num_steps)
+        found = self._unbent.get(curve)  # of every request that has just come
+        if found is None:
+            found = self._unbent[curve] = self._bend(curve, 0, 0, 0, 0)
+        return found
+
+    def _bend(
+        self, curve: int, num_drafts: float, num_granted_tokens: float, num_accepted: float, num_steps: float
+    ) -> tuple[list[float], float, list[float]]:
         means, task, factor, rate, lengths = self._listed(curve)
         depth = round(num_granted_tokens / num_drafts) if num_drafts > 0 else 1
         at = min(max(depth, 1), len(task) - 1)

@@ -27,6 +27,7 @@ _SOLVE_EVERY = 32  # steps for which a plan is kept at most
 _MOST_ROWS = 16  # computed anew in one step
 _SAME_RATE = 2e-3  # by which the rate may still move where a plan is kept
 _ROUNDS_NEW = 2  # of the price, when the batch is another
+_MOST_JOINED = 1 / 8  # of the batch, that may come or go before all are weighed anew
 
 
 class StepPlanner:
@@ -38,21 +39,21 @@ class StepPlanner:
         self._table: Table | None = None
         self._seats: dict[str, Seat] = {}
         self._free_rows: list[int] = []
-        self._dirty: list[Seat] = []
+        self._new: list[Seat] = []  # without a row yet
+        self._dirty: list[Seat] = []  # whose rows are out of date
+        self._is_urgent = False  # they are to be computed at once
         self._methods: frozenset[str] = frozenset()  # loaded
         self._probing = Probing()
         self._num_drifts = 0
         self._has_drifted = False
         self._last: tuple[float, Plan] | None = None  # when the step before was planned, and its plan
         self._rate = 0.0
-        self._batch: list[int] = []
+        self._batch: list[Seat] = []  # free to choose, in the step before
         self._num_steps = 0
         self._step = 0  # the engine's, of the call before
         self._has_slept = False  # it may have, since then
         self._num_passed = 1  # steps since then
-        self._num_kv_tokens = 0
-        self._num_sampled = 0
-        self._has_new = False
+        self._num_joined = 0  # came or went since all were weighed
         self._plans: list[SpecPlan] = []  # by column
         self._steady: tuple[Plan, dict[str, SpecPlan]] | None = None  # holds until something changes
 
@@ -62,7 +63,7 @@ class StepPlanner:
         """What the guards have shut: from the next step on those policies draft nothing."""
         self._shut = ShutList(entries)
         self._dirty = list(self._seats.values())
-        self._has_new = True  # at once
+        self._is_urgent = True
         self._has_slept |= self.is_asleep
 
     def set_force(self, policy: str | None) -> None:
@@ -90,7 +91,7 @@ class StepPlanner:
         ]:
             self._seats.clear()
             self._free_rows.clear()
-            self._dirty = []
+            self._new, self._dirty = [], []
             self._batch = []
             self._rate = 0.0
             self._probing.forget()
@@ -110,7 +111,7 @@ class StepPlanner:
             self._table.enforce(seat, column)
         if seats:
             self._table.fill(seats, self._shut, self._num_steps)
-        self._dirty = []
+        self._new, self._dirty = [], []
 
     @property
     def is_asleep(self) -> bool:
@@ -138,31 +139,31 @@ class StepPlanner:
             self._last = None
             return plans
         is_fresh = self._refresh(table)
-        batch = [seat.row for seat in free]
-        is_same = batch == self._batch
-        is_calm = not fixed and not view.num_prefill_tokens and not self._probing.is_active
-        if is_same and is_calm and self._steady is not None and self._num_steps % _SOLVE_EVERY:
-            plan, kept = self._steady  # nothing that was weighed is another now
-            self._last = (view.now_s, plan)
-            plans = kept.copy()
-            self._end_step(free, plans, view, table)
-            return plans
-        self._steady = None
-        if not is_same:
-            self._batch = batch
-        rows = table.rows(batch)
-        settled = self._settle(view, fixed, table)
+        is_same, self._batch = free == self._batch, free
+        is_calm = not fixed and not view.num_prefill_tokens and not self._probing.plain_left
+        if is_calm and self._steady is not None and self._num_steps % _SOLVE_EVERY:
+            plan, kept = self._steady  # nothing that was weighed is another now ..
+            if is_same:
+                plans = kept.copy()
+            else:  # .. but that some came or went
+                plan, plans = self._join(free, kept, view, table)
+            if plans:
+                self._last = (view.now_s, plan)
+                self._end_step(free, plans, view, table)
+                return plans
+        self._steady, self._num_joined = None, 0
+        rows = table.rows([seat.row for seat in free])
+        settled = self._settle(view, [self._seats[sequence.seq_id] for sequence in fixed], table)
         if view.num_prefill_tokens > 0 and self._rate > 0:
             # Prompts make this step long whatever is drafted; a second is worth what it always is.
             prices = table.prices
             chosen = rows.choose(prices, settled.depths, self._rate, prices.mixed_token_s)
             plan = rows.cost(prices, chosen, settled)
         else:
-            before = self._rate
-            is_new = is_fresh or not is_same
-            plan = solve(rows, table.prices, settled, before, _ROUNDS_NEW if is_new else 1)
+            rate, is_new = self._rate, is_fresh or not is_same
+            plan = solve(rows, table.prices, settled, rate, _ROUNDS_NEW if is_new else 1)
             self._rate = plan.rate
-            is_calm = is_calm and (is_new or abs(plan.rate - before) <= _SAME_RATE * before)
+            is_calm = is_calm and (is_new or abs(plan.rate - rate) <= _SAME_RATE * rate)
         self._last = (view.now_s, plan)
         if self._probing.is_plain(free):
             self._probing.decode_plainly(free, plan, table, settled)
@@ -173,13 +174,35 @@ class StepPlanner:
             if column != seat.column or not seat.is_planned:
                 plan_now = self._leaving(seat, column, table) or plan_now
                 self._switch(seat, column, table, step)
-                is_calm = False
             seat.granted = seat.arm
             plans[seat.view.seq_id] = plan_now
         if is_calm:
             self._steady = (plan, plans.copy())
         self._end_step(free, plans, view, table)
         return plans
+
+    def _join(
+        self, free: list[Seat], kept: dict[str, SpecPlan], view: StepView, table: Table
+    ) -> tuple[Plan, dict[str, SpecPlan]]:
+        """Newcomers to a large batch choose, given what the others do: all of it is not to be weighed anew
+        for each of them. No plans where it is time for that."""
+        stay: list[Seat] = []
+        come: list[Seat] = []
+        for seat in free:
+            (stay if seat.view.seq_id in kept else come).append(seat)
+        self._num_joined += len(kept) - len(stay) + len(come)
+        if self._num_joined > _MOST_JOINED * len(free):
+            return Plan((), 0.0, 0.0, 0.0), {}
+        settled = self._settle(view, stay, table)
+        plan = solve(table.rows([seat.row for seat in come]), table.prices, settled, self._rate, 1)
+        self._rate = plan.rate
+        plans = {seat.view.seq_id: kept[seat.view.seq_id] for seat in stay}
+        for seat, column in zip(come, plan.column, strict=True):
+            self._switch(seat, column, table, self._num_steps)
+            seat.granted = seat.arm
+            plans[seat.view.seq_id] = self._plans[column]
+        self._steady = (plan, plans.copy())
+        return plan, plans
 
     def _end_step(self, free: list[Seat], plans: dict[str, SpecPlan], view: StepView, table: Table) -> None:
         """Probes come on top of a plan."""
@@ -215,7 +238,6 @@ class StepPlanner:
         seats, step, dirty = self._seats, self._num_steps, self._dirty
         free: list[Seat] = []
         fixed: list[SequenceView] = []
-        kv = sampled = 0
         for sequence in view.sequences:
             seat, num_passed = seats.get(sequence.seq_id), self._num_passed
             if seat is None:
@@ -228,8 +250,6 @@ class StepPlanner:
                 if is_news:
                     dirty.append(seat)
             seat.last_seen = step
-            kv += sequence.num_tokens
-            sampled += sequence.temperature > 0
             if seat.is_fixed:
                 fixed.append(sequence)
                 seat.granted = 0
@@ -240,7 +260,6 @@ class StepPlanner:
                 seat.granted = seat.arm
             else:
                 free.append(seat)
-        self._num_kv_tokens, self._num_sampled = kv, sampled
         if len(seats) > 2 * len(view.sequences) + 16:
             self._clear_away(step)
         return free, fixed
@@ -251,8 +270,7 @@ class StepPlanner:
         seat = Seat(sequence, row, table.num_arms)
         table.place(seat)
         self._seats[sequence.seq_id] = seat
-        self._dirty.append(seat)
-        self._has_new = True
+        self._new.append(seat)
         return seat
 
     def _clear_away(self, step: int) -> None:
@@ -264,18 +282,19 @@ class StepPlanner:
         self._dirty = [seat for seat in self._dirty if seat.last_seen >= step]
 
     def _refresh(self, table: Table) -> bool:
-        """Rows of new seats at once; of the others when enough have something new to say. True: some were."""
+        """Rows of new seats at once; of the others when enough have something new to say. True: some had."""
+        if self._new:
+            table.fill(self._new, self._shut, self._num_steps)
+            self._new = []
         dirty = self._dirty
-        if dirty and (self._has_new or self._num_steps % _LOOK_EVERY == 0):
-            if not self._has_new:  # no more than fits into a step; the others wait for their turn
-                dirty, self._dirty = dirty[:_MOST_ROWS], dirty[_MOST_ROWS:]
-            else:
-                self._dirty = []
-            table.fill(dirty, self._shut, self._num_steps)
-            self._has_new = False
-            self._steady = None
-            return True
-        return False
+        if not dirty or not (self._is_urgent or self._num_steps % _LOOK_EVERY == 0):
+            return False
+        # No more than fits into a step, if they can wait for their turn.
+        num = len(dirty) if self._is_urgent else _MOST_ROWS
+        self._dirty, self._is_urgent = dirty[num:], False
+        table.fill(dirty[:num], self._shut, self._num_steps)
+        self._steady = None
+        return True
 
     def _leaving(self, seat: Seat, column: int, table: Table) -> SpecPlan | None:
         """The plan of a sequence whose method was shut, with the guard's reason; None: it was not."""
@@ -295,24 +314,23 @@ class StepPlanner:
         if seat.arm != arm or is_first:
             table.set_penalty([seat], self._shut, step)
 
-    def _settle(self, view: StepView, fixed: list[SequenceView], table: Table) -> Settled:
-        """What this step costs and yields whatever is chosen."""
+    def _settle(self, view: StepView, seats: list[Seat], table: Table) -> Settled:
+        """What this step costs and yields whatever is chosen; `seats` have chosen already."""
         num = len(view.sequences)
-        plain_s = table.prices.plain_s(num, self._num_kv_tokens, self._num_sampled)
-        if not fixed:
+        num_kv_tokens = num_sampled = 0
+        for sequence in view.sequences:
+            num_kv_tokens += sequence.num_tokens
+            num_sampled += sequence.temperature > 0
+        plain_s = table.prices.plain_s(num, num_kv_tokens, num_sampled)
+        if not seats:
             return Settled(plain_s, num)
-        seats = [self._seats[sequence.seq_id] for sequence in fixed]
         index = np.array([seat.row for seat in seats], dtype=np.intp)
-        column = np.array([seat.column for seat in seats], dtype=np.intp)
-        depths = tuple(
-            max((seat.column - arm.first + 1 for seat in seats if seat.arm == number + 1), default=0)
-            for number, arm in enumerate(table.prices.arms)
-        )
+        column = [seat.column for seat in seats]
         return Settled(
             plain_s,
             num,
             num_drafted=float(table.drafted[index, column].sum()),
             num_tokens=float(table.tokens[index, column].sum()),
             extra_s=float(table.extra_s[index, column].sum()),
-            depths=depths,
+            depths=table.prices.deepest_of(column),
         )

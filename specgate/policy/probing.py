@@ -126,8 +126,12 @@ class Probing:
             and table.is_open(seat, number)
         ]
         seats.sort(key=lambda seat: seat.view.num_tokens)  # the shortest to read for a drafter
-        column, steps = arm.first + arm.depth - 1, _MIN_STEPS
-        trial = _Trial(seats, number, column, steps)
+        if (
+            self._whole_s(_Trial(seats[:1], number, arm.first, _MIN_STEPS), batch, table, rate)
+            > self.probes.credit_s
+        ):
+            return None  # as most often: an account is empty until it has earned a probe
+        trial = _Trial(seats, number, arm.first + arm.depth - 1, _MIN_STEPS)
         while trial.seats and self._whole_s(trial, batch, table, rate) > self.probes.credit_s:
             if len(trial.seats) > 1:
                 trial.seats = trial.seats[: len(trial.seats) // 2]
@@ -151,16 +155,17 @@ class Probing:
     def _step_s(self, trial: _Trial, batch: int, table: Table, rate: float) -> float:
         """What one of its steps costs: seconds more than as planned, and tokens fewer (more of them are a
         hope). What the planned drafts' calls would have cost is left out: others may share them."""
-        arm = table.prices.arms[trial.number]
-        index = [seat.row for seat in trial.seats]
-        planned = [seat.column for seat in trial.seats]
-        drafted = float(table.drafted[index, trial.column].sum())
-        instead = float(table.drafted[index, planned].sum())
-        seconds = float((table.extra_s[index, trial.column] - table.extra_s[index, planned]).sum())
-        seconds += arm.call_s * (trial.column - arm.first + 1) + arm.start_s
+        arm, column = table.prices.arms[trial.number], trial.column
+        drafted = instead = fewer = 0.0
+        seconds = arm.call_s * (column - arm.first + 1) + arm.start_s
+        for seat in trial.seats:
+            row, planned = seat.row, seat.column
+            drafted += table.drafted.item(row, column)
+            instead += table.drafted.item(row, planned)
+            seconds += table.extra_s.item(row, column) - table.extra_s.item(row, planned)
+            fewer += table.tokens.item(row, planned) - table.tokens.item(row, column)
         seconds += table.prices.tokens_s(batch + drafted) - table.prices.tokens_s(batch + instead)
         if rate > 0:
-            fewer = float((table.tokens[index, planned] - table.tokens[index, trial.column]).sum())
             seconds += max(fewer, 0.0) / rate
         return max(seconds, 0.0)
 
@@ -169,11 +174,11 @@ class Probing:
         trial = self._trial
         if trial is None:
             return
-        trial.seats = [
-            seat
-            for seat in trial.seats
-            if seat.last_seen == step and seat.arm != trial.number + 1 and table.is_open(seat, trial.number)
-        ]
+        tried, trial.seats = trial.seats, []
+        for seat in tried:
+            seat.granted = seat.arm
+            if seat.last_seen == step and seat.arm != trial.number + 1 and table.is_open(seat, trial.number):
+                trial.seats.append(seat)
         if not trial.seats or trial.left <= 0:
             self._trial = None
             return

@@ -176,11 +176,7 @@ class Table:
             )
         ]
         self._places: dict[tuple[str, str], list[int | None]] = {}
-        shape = (_FIRST_ROWS, self.prices.num_columns)
-        self.tokens: Array = np.ones(shape)
-        self.drafted: Array = np.zeros(shape)
-        self.extra_s: Array = np.zeros(shape)
-        self.penalty: Array = np.zeros(shape)
+        self._keep(_FIRST_ROWS, None)
 
     @property
     def num_arms(self) -> int:
@@ -191,19 +187,22 @@ class Table:
         """Have at least `num` rows."""
         have = len(self.tokens)
         if num > have:
-            more = ((0, max(num - have, have)), (0, 0))
-            self.tokens = np.pad(self.tokens, more, constant_values=1.0)
-            self.drafted = np.pad(self.drafted, more)
-            self.extra_s = np.pad(self.extra_s, more)
-            self.penalty = np.pad(self.penalty, more)
+            self._keep(max(num, 2 * have), self._numbers)
+
+    def _keep(self, num_rows: int, old: Array | None) -> None:
+        """One array under all four, so that a step's rows are gathered in one go."""
+        self._numbers: Array = np.zeros((4, num_rows, self.prices.num_columns))
+        self._numbers[0] = 1.0
+        if old is not None:
+            self._numbers[:, : old.shape[1]] = old
+        # As in `Rows`; all [rows, columns].
+        self.tokens, self.drafted, self.extra_s, self.penalty = self._numbers
 
     def rows(self, index: Sequence[int]) -> Choices:
         """Those of the given seats."""
         if len(index) <= few_rows.MOST and not self.prices.has_knee:
-            tables = (self.tokens, self.drafted, self.extra_s, self.penalty)
-            return FewRows(*([table[row].tolist() for row in index] for table in tables))
-        at = np.array(index, dtype=np.intp)
-        return Rows(self.tokens[at], self.drafted[at], self.extra_s[at], self.penalty[at])
+            return FewRows(*([table[row].tolist() for row in index] for table in self._numbers))
+        return Rows(*self._numbers.take(np.array(index, dtype=np.intp), axis=1))
 
     def place(self, seat: Seat) -> None:
         """The arm in force of a new seat, and the curves it goes by."""

@@ -66,6 +66,7 @@ class Prices:
     lead_s: float  # of a step without draft calls
     arms: tuple[Arm, ...]
     depth_of: tuple[int, ...]  # by column
+    depth_of_arm: tuple[tuple[int, ...], ...]  # by arm and column; 0: the column is another arm's
 
     @property
     def deepest(self) -> int:
@@ -112,11 +113,19 @@ class Prices:
             lead_s=step.c_lead_s,
             arms=tuple(arms),
             depth_of=(0, *(depth for arm in arms for depth in range(1, arm.depth + 1))),
+            depth_of_arm=tuple(
+                (0, *(depth if arm is own else 0 for arm in arms for depth in range(1, arm.depth + 1)))
+                for own in arms
+            ),
         )
 
     def has_calls(self, depths: Sequence[int]) -> bool:
         """Whether a draft model runs in a step of these depths (by arm), before the target."""
         return any(depth > 0 and arm.call_s > 0 for arm, depth in zip(self.arms, depths, strict=False))
+
+    def deepest_of(self, column: Sequence[int]) -> list[int]:
+        """By arm: the deepest draft among these choices."""
+        return [max(map(depth.__getitem__, column), default=0) for depth in self.depth_of_arm]
 
     def calls_s(self, column: Sequence[int], depths: Sequence[int]) -> float:
         """All draft calls of a step with these choices, beside those of `depths` (by arm)."""
@@ -124,8 +133,8 @@ class Prices:
         seconds = 0.0
         for index, arm in enumerate(self.arms):
             if arm.call_s > 0:
-                own = (at - arm.first + 1 for at in column if arm.first <= at < arm.first + arm.depth)
-                deepest[index] = depth = max(deepest[index], max(own, default=0))
+                own = max(map(self.depth_of_arm[index].__getitem__, column), default=0)
+                deepest[index] = depth = max(deepest[index], own)
                 seconds += arm.call_s * depth + (arm.start_s if depth else 0.0)
         return seconds - self.lead_s if self.has_calls(deepest) else seconds
 
@@ -155,7 +164,7 @@ class Settled:
     num_drafted: float = 0.0  # draft tokens of those whose choice is fixed
     num_tokens: float = 0.0  # tokens expected of those
     extra_s: float = 0.0
-    depths: tuple[int, ...] = ()  # by arm: the deepest draft among those
+    depths: Sequence[int] = ()  # by arm: the deepest draft among those
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,54 +210,60 @@ class Rows:
     extra_s: Array  # seconds beside those per token in the target's forward
     penalty: Array  # tokens by which a change of method must be better; huge: shut
 
-    def choose(
-        self, prices: Prices, depths: Sequence[int], rate: float, token_s: float | Array
-    ) -> Sequence[int]:
+    def choose(self, prices: Prices, depths: Sequence[int], rate: float, token_s: float | Array) -> list[int]:
         """See `Choices`; `token_s` may be another for each column."""
         value = self.drafted * token_s
         value += self.extra_s
         value *= -rate
         value += self.tokens
         value -= self.penalty
-        pick = np.arange(len(value))
-        best = value[:, 0].copy()
+        by_column = np.ascontiguousarray(value.T)  # which numpy reduces several times faster
+        best = by_column[0].copy()
         column = np.zeros(len(value), dtype=np.intp)
         lead_s = 0.0 if prices.has_calls(depths) else prices.lead_s  # saved by the first calls there are
         for index, arm in enumerate(prices.arms):
-            part = value[:, arm.columns]
+            part = by_column[arm.columns]
             if arm.call_s > 0:
                 paid = depths[index] if depths else 0
-                lift = np.maximum.accumulate(part, axis=1) - best[:, None]  # by the best up to each depth
-                gain = np.maximum(lift, 0.0).sum(axis=0)
-                gain = np.where(gain > 0, gain, lift.max(axis=0))  # one has to draft, if any is to
-                calls = np.maximum(np.arange(1 - paid, arm.depth + 1 - paid), 0)
-                gain += rate * (lead_s - (0.0 if paid else arm.start_s) - arm.call_s * calls)
-                depth = int(gain.argmax())
-                if gain[depth] <= 0:
+                lift = np.maximum.accumulate(part, axis=0)  # the best up to each depth ..
+                lift -= best
+                gain = np.maximum(lift, 0.0).sum(axis=1).tolist()
+                if gain[0] <= 0:  # .. one has to draft, if any is to
+                    gain = [
+                        more if more > 0 else least
+                        for more, least in zip(gain, lift.max(axis=1).tolist(), strict=True)
+                    ]
+                once_s = lead_s - (0.0 if paid else arm.start_s)
+                depth, most = 0, 0.0
+                for at, lifted in enumerate(gain, start=1):
+                    more = lifted + rate * (once_s - arm.call_s * max(at - paid, 0))
+                    if more > most:
+                        depth, most = at, more
+                if not depth:
                     continue
-                part = part[:, : depth + 1]
-            at = part.argmax(axis=1)
-            top = part[pick, at]
+                part = part[:depth]
+            top = part.max(axis=0)
             better = top > best
             if arm.call_s > 0:
                 lead_s = 0.0
                 if not better.any():
                     better[(top - best).argmax()] = True
-            best = np.where(better, top, best)
-            column = np.where(better, at + arm.first, column)
+            np.copyto(best, top, where=better)
+            np.copyto(column, part.argmax(axis=0) + arm.first, where=better)
         chosen: list[int] = column.tolist()
         return chosen
 
     def cost(self, prices: Prices, column: Sequence[int], settled: Settled) -> Plan:
         """See `Choices`."""
-        at = np.array(column, dtype=np.intp)
-        pick = np.arange(len(at))
-        drafted = self.drafted[pick, at]
-        num_drafted = settled.num_drafted + float(drafted.sum())
-        seconds = settled.plain_s + settled.extra_s + float(self.extra_s[pick, at].sum())
+        num, num_columns = self.tokens.shape
+        at = np.arange(0, num * num_columns, num_columns)
+        at += np.array(column, dtype=np.intp)
+        drafted = self.drafted.take(at)
+        num_drafted = settled.num_drafted + float(np.add.reduce(drafted))
+        seconds = settled.plain_s + settled.extra_s + float(np.add.reduce(self.extra_s.take(at)))
         seconds += _tokens_s(drafted, prices, column, settled, num_drafted)
         seconds += prices.calls_s(column, settled.depths)
-        tokens = settled.num_tokens + float(self.tokens[pick, at].sum())
+        tokens = settled.num_tokens + float(np.add.reduce(self.tokens.take(at)))
         return Plan(column, tokens, num_drafted, seconds)
 
 
@@ -313,8 +328,10 @@ def _tokens_s(
     """The tokens' part of a step; `drafted` [sequences] as chosen. A draft is found or not: around a knee,
     the mean of the cost is not the cost of the mean."""
     num = settled.num_sequences
+    if num >= prices.knee or prices.knee == math.inf or settled.num_drafted:
+        return prices.tokens_s(num + num_drafted)
     drafting = [row for row, at in enumerate(column) if at]
-    if num >= prices.knee or prices.knee == math.inf or len(drafting) > _MAX_SPREAD or settled.num_drafted:
+    if len(drafting) > _MAX_SPREAD:
         return prices.tokens_s(num + num_drafted)
     chances = np.ones(1)  # [draft tokens so far + 1]
     for row in drafting:

@@ -43,7 +43,7 @@ def test_hung_and_found_by_the_watchdog(drill: Drill, recovered: Told) -> None:
         assert drill.server.get("/healthz").status_code == 200
         recovered("engine hung (3 s of silence allowed)", load.wait_answers(6, since_s=hung_s) - hung_s)
     assert drill.metric("specgate_engine_restarts_total") == restarts + 1
-    assert "a hang (no sign of life for 3 s)" in drill.log.read_text()
+    assert "a hang (no sign of life for" in drill.log.read_text()
     assert load.counts()["gone"] == 0
     drill.check_rest()
 

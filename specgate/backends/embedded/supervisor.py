@@ -305,11 +305,12 @@ class Supervisor:
         life.silent_s += passed_s
         life.stuck_s = life.stuck_s + passed_s if self._mailboxes else 0.0
         limit_s = self._config.hang_timeout_s
-        if life.silent_s > limit_s:
-            return f"a hang (no sign of life for {limit_s:g} s)"
-        if life.stuck_s > limit_s:
-            return f"a hang (no step for {limit_s:g} s)"
-        return None
+        if max(life.silent_s, life.stuck_s) <= limit_s:
+            return None
+        # A process that stops between two steps was last heard a little after its last step.
+        if life.silent_s > limit_s / 2:
+            return f"a hang (no sign of life for {life.silent_s:.1f} s; {limit_s:g} s allowed)"
+        return f"a hang (no step for {life.stuck_s:.1f} s; {limit_s:g} s allowed)"
 
     def _lose(self, why: str) -> None:
         """Nobody serves any more: tell every reader."""

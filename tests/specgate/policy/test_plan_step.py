@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.spec.planner import SequenceView, StepView
+from engine.spec.planner import SequenceView, SpecPlan, StepView
 from engine.types import MethodCounts, PolicyAssignment
 from router_models.acceptance import Acceptance
 from router_models.types import AcceptanceCounts, AcceptanceKey, DraftCoefficients, StepCoefficients
@@ -306,6 +307,70 @@ def test_what_a_drafter_would_have_done_turns_a_request_to_it_without_a_probe() 
         if plan is not None and plan.method == "ngram":
             reasons.add(plan.reason)
     assert Reason.EXPLORATION not in reasons
+
+
+def ran(s: SequenceView, plans: Mapping[str, SpecPlan], share: float = 0.6) -> SequenceView:
+    """What a step of this plan leaves behind, where a share of the draft is accepted."""
+    plan = plans.get(s.seq_id)
+    depth = plan.max_draft_tokens if plan is not None else 0
+    accepted = round(depth * share)
+    return replace(
+        s, num_tokens=s.num_tokens + accepted + 1, num_output_tokens=s.num_output_tokens + accepted + 1,
+        num_drafts=s.num_drafts + (depth > 0), num_draft_tokens=s.num_draft_tokens + depth,
+        num_accepted_tokens=s.num_accepted_tokens + accepted,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("num", [3, 24])
+def test_who_comes_to_a_running_batch_is_planned_at_once(num: int) -> None:
+    """Each step one sequence ends and another takes its place: few join what is planned, many are weighed
+    anew; nobody waits, nobody who left stays, and a newcomer fares as those who were there."""
+    planner = StepPlanner()
+    planner.use(model(draft=0.97, ngram=0.02))
+    running = [sequence(f"s{i}", AUTO) for i in range(num)]
+    num_plain = 0
+    for step in range(200):
+        plans = planner.plan(StepView(step, step * 0.04, tuple(running), 0, 0, 100))
+        assert not plans or set(plans) == {s.seq_id for s in running}  # none: plain decoding is tried
+        num_plain += not plans
+        chosen = {plan.method for plan in plans.values() if plan.reason == Reason.PREDICTED_FASTEST}
+        assert chosen <= {"draft"}
+        running = [ran(s, plans, 0.97) for s in running]
+        running[step % num] = sequence(f"s{num + step}", AUTO)
+    assert num_plain < 20
+
+
+def test_a_newcomer_of_another_kind_joins_by_its_own_numbers() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.97, ngram=0.02))
+    running = [sequence(f"s{i}", AUTO) for i in range(24)]
+    for step in range(50):
+        plans = planner.plan(StepView(step, step * 0.04, tuple(running), 0, 0, 100))
+        running = [ran(s, plans, 0.97) for s in running]
+    plain = [sequence("own", AUTO, label="extract"), sequence("fixed", PolicyAssignment(is_exact=True))]
+    planner.set_shut([])
+    plans = planner.plan(StepView(51, 2.1, (*running, *plain), 0, 0, 100))
+    assert plans["own"].method == "draft"  # by all tasks' curve
+    assert "fixed" not in plans
+    deepest = max(plan.max_draft_tokens for plan in plans.values())
+    assert plans["own"].max_draft_tokens <= deepest  # whose calls are paid for
+
+
+def test_a_trial_in_a_steady_batch_counts_its_own_steps_only() -> None:
+    """After it has ended nothing more is noted for the arm that was tried."""
+    planner = StepPlanner()
+    planner.use(model(draft=0.05, ngram=0.02))
+    running = [sequence(f"s{i}", AUTO) for i in range(12)]
+    tried = dict.fromkeys((s.seq_id for s in running), 0)
+    for step in range(2000):
+        plans = planner.plan(StepView(step, step * 0.04, tuple(running), 0, 0, 100))
+        for name, plan in plans.items():
+            tried[name] += plan.reason == Reason.EXPLORATION
+        running = [ran(s, plans, 0.0) for s in running]
+    planner.plan(StepView(2001, 81.0, tuple(running), 0, 0, 100))
+    noted = {name: sum(steps for steps, *_ in seat.counts) for name, seat in planner._seats.items()}
+    assert sum(tried.values()) > 0
+    assert noted == tried
 
 
 numbers = st.integers(-5, 10_000)
