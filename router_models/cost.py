@@ -76,13 +76,11 @@ def step_s(
     seconds = c.c0_s + c.c_seq_s * batch + _tokens_s(c, tokens) + c.c_kv_s * batch * kv_tokens
     seconds += c.c_sample_s * sampled * tokens
     d = c.drafters.get(policy, _NO_DRAFTER)
-    if depth <= 0 or d.calls_per_token <= 0:
-        seconds += c.c_lead_s
-    else:
-        seconds += d.d_lead_s
+    asked = d.asked(batch) if depth > 0 else 0.0
+    seconds += asked * d.d_lead_s + (1 - asked) * c.c_lead_s
     if depth <= 0:
         return seconds
-    seconds += d.d0_s * d.calls_per_token * depth + d.d_seq_s * batch
+    seconds += d.d0_s * d.calls(depth, batch) + d.d_seq_s * batch
     return seconds + batch * depth * (d.d_tok_s + d.d_kv_s * d.kv_per_target_kv * kv_tokens)
 
 
@@ -98,15 +96,16 @@ def request_cost(
     """C1 and C2 of a request under one policy and depth, the draft tokens of a mean step; `granted` are
     those it is allowed (None: as many), for which a draft model is called.
 
-    `batch` says at which load the slope in tokens is taken; it matters only where there is a knee.
+    `batch` says at which load the slope in tokens is taken (it matters only where there is a knee), and how
+    many sequences share the draft model's calls.
     """
     d = c.drafters.get(policy, _NO_DRAFTER)
     num_steps = load.output_tokens / max(expected_tokens, 1.0)
     slope = _token_slope_s(c, batch * (1 + depth))
-    lead_s = c.c_lead_s if depth <= 0 or d.calls_per_token <= 0 else d.d_lead_s
-    c1 = c.p0_s + num_steps * (
-        c.c0_s + lead_s + d.d0_s * d.calls_per_token * (depth if granted is None else granted)
-    )
+    asked = d.asked(batch) if depth > 0 else 0.0
+    calls = d.calls(depth if granted is None else granted, batch)
+    lead_s = asked * d.d_lead_s + (1 - asked) * c.c_lead_s
+    c1 = c.p0_s + num_steps * (c.c0_s + lead_s + d.d0_s * calls)
     kv_s = c.c_kv_s * load.kv_tokens
     per_step = c.c_seq_s + slope * (1 + depth) + kv_s
     if depth > 0:

@@ -31,7 +31,7 @@ from router_models.types import (
     StepTiming,
 )
 
-_KIND, _VERSION = "step_latency", 8
+_KIND, _VERSION = "step_latency", 9
 
 DECODE = RegressionSpec(
     names=("c0", "c_seq", "c_tok", "c_kv", "c_sample", "c_lead"),
@@ -66,13 +66,18 @@ class _Ratios:
     much of a sequence a drafter reads that has not drafted for it.
 
     Calls serve the whole batch, as many as its deepest draft needs: only steps in which one
-    sequence drafts tell calls per draft token exactly, and they are preferred.
+    sequence drafts tell what one needs exactly, and they are preferred.
     """
 
     calls: float = 0.0
     depth: float = 0.0
+    asked: float = 0.0  # steps with any calls
+    drafting: float = 0.0  # sequences,
+    steps: float = 0.0  # of so many steps
     lone_calls: float = 0.0
     lone_depth: float = 0.0
+    lone_asked: float = 0.0
+    lone_steps: float = 0.0
     kv: float = 0.0
     target_kv: float = 0.0  # of the drafting sequences, once for every draft token
     fill: float = 0.0
@@ -90,9 +95,14 @@ class _Ratios:
         depth = granted / d.num_sequences
         self.calls = keep * self.calls + d.num_calls
         self.depth = keep * self.depth + depth
+        self.asked = keep * self.asked + (d.num_calls > 0)
+        self.drafting = keep * self.drafting + d.num_sequences
+        self.steps = keep * self.steps + 1.0
         if d.num_sequences == 1:
             self.lone_calls = keep * self.lone_calls + d.num_calls
             self.lone_depth = keep * self.lone_depth + depth
+            self.lone_asked = keep * self.lone_asked + (d.num_calls > 0)
+            self.lone_steps = keep * self.lone_steps + 1.0
         self.kv = keep * self.kv + d.num_kv_tokens
         self.target_kv = keep * self.target_kv + target_kv_per_sequence * d.num_draft_tokens
 
@@ -100,7 +110,18 @@ class _Ratios:
     def calls_per_token(self) -> float:
         if self.lone_depth:
             return self.lone_calls / self.lone_depth
-        return self.calls / self.depth if self.depth else 0.0
+        return self._of_one(self.calls / self.depth) if self.depth else 0.0
+
+    @property
+    def asked_share(self) -> float:
+        if self.lone_steps:
+            return self.lone_asked / self.lone_steps
+        return self._of_one(self.asked / self.steps) if self.steps else 1.0
+
+    def _of_one(self, of_all: float) -> float:
+        """One sequence's chance, from that of any in a mean step (see `DraftCoefficients.calls`)."""
+        num = self.drafting / self.steps
+        return 1.0 - (1.0 - of_all) ** (1.0 / num) if of_all < 1.0 else of_all
 
     @property
     def fill_per_token(self) -> float:
@@ -200,6 +221,7 @@ class StepLatency:
             calls_per_token=r.calls_per_token,
             kv_per_target_kv=r.kv_per_target_kv,
             fill_per_token=r.fill_per_token,
+            asked_share=r.asked_share,
         )
 
     def state(self) -> State:

@@ -213,10 +213,29 @@ class DraftCoefficients:
     d_tok_s: float = 0.0  # per draft token
     d_kv_s: float = 0.0  # per KV token the drafter attends to
     d_fill_s: float = 0.0  # per context token it reads up on
-    calls_per_token: float = 0.0  # calls / granted depth: 1 for a draft model that never stops, 0 for n-gram
+    calls_per_token: float = 0.0  # of one sequence, per granted token: 1 if it never stops, 0 for n-gram
     kv_per_target_kv: float = 0.0  # drafter KV tokens per draft token and target KV token of its sequence
     d_lead_s: float = 0.0  # per step with any calls
     fill_per_token: float = 1.0  # share of a sequence that it reads up on before its first draft
+    asked_share: float = 1.0  # of one sequence's drafts, those with any calls
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there is a draft model to be called."""
+        return self.calls_per_token > 0
+
+    def calls(self, depth: float, num_sequences: float) -> float:
+        """Expected calls of a step. They serve all that draft: one is made unless none of them needs it."""
+        return depth * _any(self.calls_per_token, num_sequences)
+
+    def asked(self, num_sequences: float) -> float:
+        """Chance that a step has any calls: that they come before the target's forward."""
+        return _any(self.asked_share, num_sequences) if self.has_calls else 0.0
+
+
+def _any(chance: float, num: float) -> float:
+    """That of `num` independent events of this chance one happens; 0 for none of them."""
+    return 1.0 - (1.0 - min(chance, 1.0)) ** num if num > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specgate.policy.step_choice import Plan, Prices, Settled
+from specgate.policy.step_choice import Plan, Prices, Settled, Shared, best_depth
 
 MOST = 8  # sequences
 
@@ -24,7 +24,7 @@ class FewRows:
     extra_s: list[list[float]]
     penalty: list[list[float]]
 
-    def choose(self, prices: Prices, depths: Sequence[int], rate: float, token_s: float) -> list[int]:
+    def choose(self, prices: Prices, shared: Sequence[Shared], rate: float, token_s: float) -> list[int]:
         """See `Rows.choose`."""
         values = [
             [t - rate * (d * token_s + e) - p for t, d, e, p in zip(*row, strict=True)]
@@ -32,27 +32,22 @@ class FewRows:
         ]
         best = [value[0] for value in values]
         column = [0] * len(values)
-        lead_s = 0.0 if prices.has_calls(depths) else prices.lead_s
+        settled = shared or prices.nobody
+        quiet = prices.quiet(settled)
         for index, arm in enumerate(prices.arms):
             last = arm.first + arm.depth
             if arm.call_s > 0:
-                depth = _depth_of_calls(
-                    [value[arm.first : last] for value in values],
-                    best,
-                    arm.call_s * rate,
-                    depths[index] if depths else 0,
-                    (lead_s * rate, arm.start_s * rate),
-                )
+                gains, nums = _by_depth([value[arm.first : last] for value in values], best)
+                depth = best_depth(prices, index, settled[index], gains, nums, rate, quiet)
                 if not depth:
                     continue
+                quiet[index] = 1.0 - arm.drafter.asked(settled[index][1] + max(nums[depth - 1], 1))
                 last = arm.first + depth
             tops = [max(value[arm.first : last]) for value in values]
             better = [top > least for top, least in zip(tops, best, strict=True)]
-            if arm.call_s > 0:
-                lead_s = 0.0
-                if not any(better):
-                    lifts = [top - least for top, least in zip(tops, best, strict=True)]
-                    better[lifts.index(max(lifts))] = True
+            if arm.call_s > 0 and not any(better):
+                lifts = [top - least for top, least in zip(tops, best, strict=True)]
+                better[lifts.index(max(lifts))] = True
             for row, is_better in enumerate(better):
                 if is_better:
                     best[row] = tops[row]
@@ -68,23 +63,20 @@ class FewRows:
             tokens += self.tokens[row][at]
             seconds += self.extra_s[row][at]
         seconds += prices.tokens_s(settled.num_sequences + drafted)
-        seconds += prices.calls_s(column, settled.depths)
+        seconds += prices.calls_s(column, settled.shared)
         return Plan(list(column), tokens, drafted, seconds)
 
 
-def _depth_of_calls(
-    values: list[list[float]], best: list[float], call: float, paid: int, once: tuple[float, float]
-) -> int:
-    """Up to which depth an arm's shared calls pay, 0: not at all. `values` [sequences][depths], in tokens
-    as all the others: `call` what one costs, so many being `paid` for already; `once` what is saved by the
-    first of all calls, and what this arm's first costs."""
+def _by_depth(values: list[list[float]], best: list[float]) -> tuple[list[float], list[int]]:
+    """`values` [sequences][depths] of an arm, in tokens. By depth: how much better off those are together
+    that draft up to it (or the one that loses least), and their number."""
     lifts = [float("-inf")] * len(best)
-    most, found = 0.0, 0
-    for depth in range(1, len(values[0]) + 1):
+    gains: list[float] = []
+    nums: list[int] = []
+    for depth in range(len(values[0])):
         for row, value in enumerate(values):
-            lifts[row] = max(lifts[row], value[depth - 1] - best[row])
-        gain = sum(lift for lift in lifts if lift > 0) or max(lifts)
-        gain += once[0] - (0.0 if paid else once[1]) - call * max(depth - paid, 0)
-        if gain > most:
-            most, found = gain, depth
-    return found
+            lifts[row] = max(lifts[row], value[depth] - best[row])
+        better = [lift for lift in lifts if lift > 0]
+        gains.append(sum(better) if better else max(lifts))
+        nums.append(len(better))
+    return gains, nums

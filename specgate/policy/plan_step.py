@@ -157,7 +157,7 @@ class StepPlanner:
         if view.num_prefill_tokens > 0 and self._rate > 0:
             # Prompts make this step long whatever is drafted; a second is worth what it always is.
             prices = table.prices
-            chosen = rows.choose(prices, settled.depths, self._rate, prices.mixed_token_s)
+            chosen = rows.choose(prices, settled.shared, self._rate, prices.mixed_token_s)
             plan = rows.cost(prices, chosen, settled)
         else:
             rate, is_new = self._rate, is_fresh or not is_same
@@ -332,5 +332,5 @@ class StepPlanner:
             num_drafted=float(table.drafted[index, column].sum()),
             num_tokens=float(table.tokens[index, column].sum()),
             extra_s=float(table.extra_s[index, column].sum()),
-            depths=table.prices.deepest_of(column),
+            shared=table.prices.shared(column),
         )

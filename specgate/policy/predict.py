@@ -60,7 +60,7 @@ def catch_up_s(step: StepCoefficients, method: str, num_tokens: float) -> float:
     what a draft call costs beside a target step.
     """
     drafter = step.drafters.get(method, _NO_DRAFTER)
-    if drafter.calls_per_token <= 0:
+    if not drafter.has_calls:
         return 0.0
     num_tokens *= drafter.fill_per_token
     if drafter.d_fill_s > 0:
@@ -101,10 +101,10 @@ def _decode(view: ModelView, method: str, curve: AcceptanceCurve | None, depth: 
     knee = math.inf if step.knee_tokens is None else step.knee_tokens
     below = _below(knee, shape.batch, depth, drafted)
     d = step.drafters.get(method, _NO_DRAFTER)
-    leads = curve is None or depth <= 0 or d.calls_per_token <= 0
+    asked = d.asked(batch) if curve is not None and depth > 0 else 0.0
     rows = [
         ("step (c0)", 1.0, step.c0_s, "steps"),
-        ("target's forward leads (c_lead)", float(leads), step.c_lead_s, "steps"),
+        ("target's forward leads (c_lead)", 1.0 - asked, step.c_lead_s, "steps"),
         ("sequences (c_seq)", batch, step.c_seq_s, "sequences"),
         ("tokens (c_tok)", below, step.c_tok_s, "tokens"),
         ("tokens above the knee (c_tok_above)", tokens - below, step.c_tok_above_s, "tokens"),
@@ -115,8 +115,8 @@ def _decode(view: ModelView, method: str, curve: AcceptanceCurve | None, depth: 
     ]
     if curve is not None and depth > 0:
         rows += [
-            (f"{method}: its calls lead (d_lead)", float(not leads), d.d_lead_s, "steps"),
-            (f"{method}: calls (d0)", d.calls_per_token * depth, d.d0_s, "calls"),
+            (f"{method}: its calls lead (d_lead)", asked, d.d_lead_s, "steps"),
+            (f"{method}: calls (d0)", d.calls(depth, batch), d.d0_s, "calls"),
             (f"{method}: sequences (d_seq)", batch, d.d_seq_s, "sequences"),
             (f"{method}: draft tokens (d_tok)", batch * drafted, d.d_tok_s, "tokens"),
             (f"{method}: KV (d_kv)", d.kv_per_target_kv * drafted * kv, d.d_kv_s, "tokens"),

@@ -157,7 +157,7 @@ class Probing:
         hope). What the planned drafts' calls would have cost is left out: others may share them."""
         arm, column = table.prices.arms[trial.number], trial.column
         drafted = instead = fewer = 0.0
-        seconds = arm.call_s * (column - arm.first + 1) + arm.start_s
+        seconds = arm.calls_s(column - arm.first + 1, len(trial.seats))
         for seat in trial.seats:
             row, planned = seat.row, seat.column
             drafted += table.drafted.item(row, column)

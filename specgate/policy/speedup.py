@@ -44,7 +44,8 @@ UNITS = {
     "d_tok": "s per draft token",
     "d_kv": "s per KV token of the drafter",
     "d_fill": "s per context token the drafter reads up on",
-    "calls_per_token": "draft calls per granted draft token",
+    "calls_per_token": "draft calls of one sequence per granted draft token",
+    "asked_share": "share of one sequence's drafts with any calls",
     "kv_per_target_kv": "drafter KV tokens per draft token and target KV token",
     "fill_per_token": "share of a sequence that the drafter reads up on before its first draft",
 }
@@ -66,6 +67,7 @@ def coefficients(step: StepCoefficients) -> dict[str, float]:
             "d0": d.d0_s, "d_lead": d.d_lead_s, "d_seq": d.d_seq_s, "d_tok": d.d_tok_s, "d_kv": d.d_kv_s,
             "d_fill": d.d_fill_s, "calls_per_token": d.calls_per_token,
             "kv_per_target_kv": d.kv_per_target_kv, "fill_per_token": d.fill_per_token,
+            "asked_share": d.asked_share,
         }  # fmt: skip
         named |= {f"{method}.{name}": value for name, value in own.items()}
     return named

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from router_models.types import DraftCoefficients, StepCoefficients
 
 Array = NDArray[np.float64]
+Shared = tuple[int, int]  # the deepest draft of some sequences, and their number
 _NO_DRAFTER = DraftCoefficients()
 _PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _MAX_SPREAD = 8  # drafting sequences whose luck is followed one by one
@@ -39,11 +40,17 @@ class Arm:
     method: str
     first: int  # column of depth 1
     depth: int  # columns first .. first + depth - 1
-    call_s: float  # per depth, shared by all that draft; 0: nothing is shared
+    call_s: float  # per call, shared by all that draft; 0: nothing is shared
     seq_s: float  # per drafting sequence
     kv_s: float  # per draft token and KV token of the target's
     token_s: float  # per draft token, in the drafter
     start_s: float = 0.0  # once, if there are calls
+    drafter: DraftCoefficients = _NO_DRAFTER
+
+    def calls_s(self, depth: int, num_sequences: int) -> float:
+        """Expected seconds of the calls for so many that draft, the deepest of them `depth`."""
+        d = self.drafter
+        return self.call_s * d.calls(depth, num_sequences) + self.start_s * d.asked(num_sequences)
 
     @property
     def columns(self) -> slice:
@@ -94,11 +101,12 @@ class Prices:
                     method,
                     first=1 + sum(arm.depth for arm in arms),
                     depth=depth,
-                    call_s=d.d0_s * d.calls_per_token,
+                    call_s=d.d0_s if d.has_calls else 0.0,
                     seq_s=d.d_seq_s,
                     kv_s=d.d_kv_s * d.kv_per_target_kv,
                     token_s=d.d_tok_s,
                     start_s=d.d_lead_s,
+                    drafter=d,
                 )
             )
         return cls(
@@ -119,24 +127,46 @@ class Prices:
             ),
         )
 
-    def has_calls(self, depths: Sequence[int]) -> bool:
-        """Whether a draft model runs in a step of these depths (by arm), before the target."""
-        return any(depth > 0 and arm.call_s > 0 for arm, depth in zip(self.arms, depths, strict=False))
-
-    def deepest_of(self, column: Sequence[int]) -> list[int]:
-        """By arm: the deepest draft among these choices."""
-        return [max(map(depth.__getitem__, column), default=0) for depth in self.depth_of_arm]
-
-    def calls_s(self, column: Sequence[int], depths: Sequence[int]) -> float:
-        """All draft calls of a step with these choices, beside those of `depths` (by arm)."""
-        deepest = list(depths) or [0] * len(self.arms)
-        seconds = 0.0
-        for index, arm in enumerate(self.arms):
+    def shared(self, column: Sequence[int]) -> list[Shared]:
+        """By arm with calls: of the sequences that draft by it, the deepest draft and their number."""
+        found = self.nobody
+        for index, (arm, depth_of) in enumerate(zip(self.arms, self.depth_of_arm, strict=True)):
             if arm.call_s > 0:
-                own = max(map(self.depth_of_arm[index].__getitem__, column), default=0)
-                deepest[index] = depth = max(deepest[index], own)
-                seconds += arm.call_s * depth + (arm.start_s if depth else 0.0)
-        return seconds - self.lead_s if self.has_calls(deepest) else seconds
+                depths = [depth for depth in map(depth_of.__getitem__, column) if depth]
+                found[index] = (max(depths, default=0), len(depths))
+        return found
+
+    def calls_s(self, column: Sequence[int], settled: Sequence[Shared]) -> float:
+        """All draft calls of a step with these choices, beside those of `settled` (by arm)."""
+        seconds, quiet = 0.0, 1.0
+        chosen = self.shared(column)
+        for arm, (depth, num), (paid, num_paid) in zip(
+            self.arms, chosen, settled or self.nobody, strict=True
+        ):
+            if num + num_paid:
+                seconds += arm.calls_s(max(depth, paid), num + num_paid)
+                quiet *= 1.0 - arm.drafter.asked(num + num_paid)
+        return seconds - self.lead_s * (1.0 - quiet)
+
+    @property
+    def nobody(self) -> list[Shared]:
+        """What is settled where nothing is."""
+        return [(0, 0)] * len(self.arms)
+
+    def quiet(self, settled: Sequence[Shared]) -> list[float]:
+        """By arm: the chance that those who are settled bring no calls of it."""
+        return [1.0 - arm.drafter.asked(num) for arm, (_, num) in zip(self.arms, settled, strict=True)]
+
+    def added_calls_s(
+        self, index: int, settled: Shared, depth: int, num: int, quiet: Sequence[float]
+    ) -> float:
+        """Seconds of the arm's calls for `num` more sequences, the deepest of them `depth`, less what the
+        target's forward saves where it no longer leads. `quiet` by arm, as of now."""
+        arm, (paid, num_paid) = self.arms[index], settled
+        seconds = arm.calls_s(max(depth, paid), num_paid + num) - arm.calls_s(paid, num_paid)
+        others = math.prod(chance for at, chance in enumerate(quiet) if at != index)
+        asked = arm.drafter.asked
+        return seconds - self.lead_s * others * (asked(num_paid + num) - asked(num_paid))
 
     def tokens_s(self, num_tokens: float) -> float:
         """Of `num_tokens` tokens in the forward."""
@@ -164,7 +194,7 @@ class Settled:
     num_drafted: float = 0.0  # draft tokens of those whose choice is fixed
     num_tokens: float = 0.0  # tokens expected of those
     extra_s: float = 0.0
-    depths: Sequence[int] = ()  # by arm: the deepest draft among those
+    shared: Sequence[Shared] = ()  # by arm: those of them that draft by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +223,9 @@ class Choices(Protocol):
     def tokens(self) -> Sized:
         """Expected tokens a step."""
 
-    def choose(self, prices: Prices, depths: Sequence[int], rate: float, token_s: float) -> Sequence[int]:
+    def choose(self, prices: Prices, shared: Sequence[Shared], rate: float, token_s: float) -> Sequence[int]:
         """The best column for every sequence when a second is worth `rate` tokens and a draft token in
-        the target's forward costs `token_s`. Draft calls up to `depths` (by arm) are paid for already."""
+        the target's forward costs `token_s`. The draft calls for `shared` (by arm) are paid for already."""
 
     def cost(self, prices: Prices, column: Sequence[int], settled: Settled) -> Plan:
         """What comes of a choice."""
@@ -210,7 +240,9 @@ class Rows:
     extra_s: Array  # seconds beside those per token in the target's forward
     penalty: Array  # tokens by which a change of method must be better; huge: shut
 
-    def choose(self, prices: Prices, depths: Sequence[int], rate: float, token_s: float | Array) -> list[int]:
+    def choose(
+        self, prices: Prices, shared: Sequence[Shared], rate: float, token_s: float | Array
+    ) -> list[int]:
         """See `Choices`; `token_s` may be another for each column."""
         value = self.drafted * token_s
         value += self.extra_s
@@ -220,34 +252,27 @@ class Rows:
         by_column = np.ascontiguousarray(value.T)  # which numpy reduces several times faster
         best = by_column[0].copy()
         column = np.zeros(len(value), dtype=np.intp)
-        lead_s = 0.0 if prices.has_calls(depths) else prices.lead_s  # saved by the first calls there are
+        settled = shared or prices.nobody
+        quiet = prices.quiet(settled)
         for index, arm in enumerate(prices.arms):
             part = by_column[arm.columns]
             if arm.call_s > 0:
-                paid = depths[index] if depths else 0
                 lift = np.maximum.accumulate(part, axis=0)  # the best up to each depth ..
                 lift -= best
-                gain = np.maximum(lift, 0.0).sum(axis=1).tolist()
-                if gain[0] <= 0:  # .. one has to draft, if any is to
-                    gain = [
-                        more if more > 0 else least
-                        for more, least in zip(gain, lift.max(axis=1).tolist(), strict=True)
-                    ]
-                once_s = lead_s - (0.0 if paid else arm.start_s)
-                depth, most = 0, 0.0
-                for at, lifted in enumerate(gain, start=1):
-                    more = lifted + rate * (once_s - arm.call_s * max(at - paid, 0))
-                    if more > most:
-                        depth, most = at, more
+                gains = np.maximum(lift, 0.0).sum(axis=1).tolist()
+                nums = np.count_nonzero(lift > 0, axis=1).tolist()
+                if not nums[0]:  # .. one has to draft, if any is to
+                    tops = lift.max(axis=1).tolist()
+                    gains = [gain if num else top for gain, num, top in zip(gains, nums, tops, strict=True)]
+                depth = best_depth(prices, index, settled[index], gains, nums, rate, quiet)
                 if not depth:
                     continue
+                quiet[index] = 1.0 - arm.drafter.asked(settled[index][1] + max(nums[depth - 1], 1))
                 part = part[:depth]
             top = part.max(axis=0)
             better = top > best
-            if arm.call_s > 0:
-                lead_s = 0.0
-                if not better.any():
-                    better[(top - best).argmax()] = True
+            if arm.call_s > 0 and not better.any():
+                better[(top - best).argmax()] = True
             np.copyto(best, top, where=better)
             np.copyto(column, part.argmax(axis=0) + arm.first, where=better)
         chosen: list[int] = column.tolist()
@@ -262,9 +287,28 @@ class Rows:
         num_drafted = settled.num_drafted + float(np.add.reduce(drafted))
         seconds = settled.plain_s + settled.extra_s + float(np.add.reduce(self.extra_s.take(at)))
         seconds += _tokens_s(drafted, prices, column, settled, num_drafted)
-        seconds += prices.calls_s(column, settled.depths)
+        seconds += prices.calls_s(column, settled.shared)
         tokens = settled.num_tokens + float(np.add.reduce(self.tokens.take(at)))
         return Plan(column, tokens, num_drafted, seconds)
+
+
+def best_depth(
+    prices: Prices,
+    index: int,
+    settled: Shared,
+    gains: Sequence[float],
+    nums: Sequence[int],
+    rate: float,
+    quiet: Sequence[float],
+) -> int:
+    """Up to which depth the shared calls of the arm at `index` pay, 0: not at all. `gains` and `nums` by
+    depth: tokens by which those who would draft up to it are better off, and their number."""
+    most, found = 0.0, 0
+    for depth, (gain, num) in enumerate(zip(gains, nums, strict=True), start=1):
+        more = gain - rate * prices.added_calls_s(index, settled, depth, max(num, 1), quiet)
+        if more > most:
+            most, found = more, depth
+    return found
 
 
 def solve(rows: Choices, prices: Prices, settled: Settled, rate: float, max_rounds: int) -> Plan:
@@ -281,7 +325,7 @@ def solve(rows: Choices, prices: Prices, settled: Settled, rate: float, max_roun
     for _ in range(max(max_rounds, 1)):
         before = settled.num_sequences + (settled.num_drafted if plan is None else plan.num_drafted)
         slope = prices.token_s if before < prices.knee else prices.token_above_s
-        found = rows.cost(prices, rows.choose(prices, settled.depths, rate, slope), settled)
+        found = rows.cost(prices, rows.choose(prices, settled.shared, rate, slope), settled)
         most = settled.num_sequences + prices.deepest * len(rows.tokens)
         if isinstance(rows, Rows) and settled.num_sequences < prices.knee < most:
             found = max(found, _at_the_knee(rows, prices, settled, rate), key=lambda p: p.worth(rate))
@@ -304,7 +348,7 @@ def _at_the_knee(rows: Rows, prices: Prices, settled: Settled, rate: float) -> P
             more_s = prices.tokens_s(num + depth) - prices.tokens_s(num)
             alone[arm.first + depth - 1] = more_s / depth
     tried: list[float | Array] = [alone, *(low + part * (high - low) for part in _PARTS)]
-    columns = [rows.choose(prices, settled.depths, rate, token_s) for token_s in tried]
+    columns = [rows.choose(prices, settled.shared, rate, token_s) for token_s in tried]
     columns.append(_below_the_knee(rows, columns[0], prices.knee - num - settled.num_drafted))
     plans = [rows.cost(prices, column, settled) for column in columns]
     return max(plans, key=lambda plan: plan.worth(rate))

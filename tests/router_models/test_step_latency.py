@@ -18,7 +18,7 @@ from router_models.base import StateError
 from router_models.drift import PageHinkley
 from router_models.least_squares import solve_nonnegative
 from router_models.step_latency import StepLatency
-from router_models.types import DraftFeatures, StepFeatures, StepTiming
+from router_models.types import DraftCoefficients, DraftFeatures, StepFeatures, StepTiming
 
 TRUE = {"c0": 0.02, "c_seq": 0.0008, "c_tok": 0.0015, "c_kv": 2e-6, "c_sample": 1e-4}
 
@@ -138,6 +138,23 @@ def test_a_head_that_is_not_sure_has_been_called_all_the_same() -> None:
         step_of = StepFeatures(1, 1 + num_drafted, 100.0, drafts=(work,))
         model.learn_one(step_of, StepTiming(0.05, (0.02,)))
     assert model.coefficients().drafters["draft"].calls_per_token == pytest.approx(6 / 8, abs=0.01)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_who_is_asked_now_and_then_is_known_from_lone_steps_or_from_a_batch(batch: int) -> None:
+    """A drafter that needs its model for every fourth sequence."""
+    rng, model = np.random.default_rng(5), StepLatency()
+    for _ in range(400):
+        asked = rng.random(batch) < 0.25
+        work = DraftFeatures("hybrid", 4.0 * asked.any(), batch, batch, 9.0, num_granted_tokens=4 * batch)
+        model.learn_one(StepFeatures(batch, 2 * batch, 100.0, drafts=(work,)), StepTiming(0.05, (0.02,)))
+    found = model.coefficients().drafters["hybrid"]
+    assert found.asked_share == pytest.approx(0.25, abs=0.12)
+    assert found.calls(4, 1) == pytest.approx(1.0, abs=0.5)
+    assert found.calls(4, 30) == pytest.approx(4.0, abs=0.1)
+    assert found.asked(0) == found.calls(4, 0) == 0.0
+    never = DraftCoefficients(d_seq_s=1e-5)
+    assert never.asked(8) == never.calls(4, 8) == 0.0
 
 
 def test_prefill_steps_are_apart() -> None:

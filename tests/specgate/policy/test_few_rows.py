@@ -23,6 +23,7 @@ from tests.specgate.policy.guard_samples import model_view, step_view
 
 NUM_COLUMNS = 8  # plain, two of n-gram, three and two of draft models
 small = st.floats(0.0, 0.02)
+shares = st.one_of(st.just(1.0), st.floats(0.05, 1.0))
 
 
 @st.composite
@@ -32,7 +33,8 @@ def problems(draw: st.DrawFn) -> tuple[Prices, FewRows, Settled]:
         name: DraftCoefficients(
             d0_s=draw(small),
             d_tok_s=draw(small),
-            calls_per_token=float(name != "ngram"),
+            calls_per_token=0.0 if name == "ngram" else draw(shares),
+            asked_share=draw(shares),
             d_lead_s=draw(small),
         )
         for name in names
@@ -53,8 +55,9 @@ def problems(draw: st.DrawFn) -> tuple[Prices, FewRows, Settled]:
     rows = FewRows(
         table(1.0, st.floats(1, 4)), table(0.0, st.floats(0, 3)), table(0.0, small), table(0.0, penalties)
     )
-    depths = draw(st.sampled_from([(), (0, 0, 0), (2, 0, 0), (0, 1, 0), (1, 3, 2)]))
-    return prices, rows, Settled(prices.plain_s(num, 90.0, 0.0), num, 1.0, 1.0, 0.001, depths=depths)
+    nobody = (0, 0)
+    shared = draw(st.sampled_from([(), (nobody,) * 3, (nobody, (1, 2), nobody), (nobody, (3, 1), (2, 4))]))
+    return prices, rows, Settled(prices.plain_s(num, 90.0, 0.0), num, 1.0, 1.0, 0.001, shared=shared)
 
 
 def as_arrays(rows: FewRows) -> Rows:
@@ -68,8 +71,8 @@ def test_choices_and_costs_are_those_of_the_arrays(
 ) -> None:
     prices, few, settled = problem
     many = as_arrays(few)
-    chosen = few.choose(prices, settled.depths, rate, prices.token_s)
-    assert chosen == many.choose(prices, settled.depths, rate, prices.token_s)
+    chosen = few.choose(prices, settled.shared, rate, prices.token_s)
+    assert chosen == many.choose(prices, settled.shared, rate, prices.token_s)
     told, expected = few.cost(prices, chosen, settled), many.cost(prices, chosen, settled)
     assert told.column == expected.column
     assert dataclasses.astuple(told)[1:] == pytest.approx(dataclasses.astuple(expected)[1:])

@@ -20,6 +20,8 @@ def prices(
     knee: float | None = None,
     lead_s: float = 0.0,
     start_s: float = 0.0,
+    calls: float = 1.0,
+    asked: float = 1.0,
 ) -> Prices:
     step = StepCoefficients(
         c0_s=0.02, c_seq_s=1e-4, c_tok_s=token_s, c_kv_s=0.0, c_sample_s=0.0,
@@ -27,7 +29,9 @@ def prices(
         p_dec_s=1e-3, p_kv_s=0.0, c_lead_s=lead_s,
         drafters={
             "ngram": DraftCoefficients(d_seq_s=5e-5),
-            "draft": DraftCoefficients(d0_s=call_s, d_tok_s=1e-4, calls_per_token=1.0, d_lead_s=start_s),
+            "draft": DraftCoefficients(
+                d0_s=call_s, d_tok_s=1e-4, calls_per_token=calls, d_lead_s=start_s, asked_share=asked
+            ),
         },
         num_steps=100,
     )  # fmt: skip
@@ -50,10 +54,7 @@ def make_rows(accept: list[tuple[float, float, float]], to: Prices) -> Rows:
 
 def best_by_trying(rows: Rows, to: Prices, settled: Settled) -> float:
     n = len(rows.tokens)
-    plans = (
-        rows.cost(to, columns, settled)
-        for columns in itertools.product(range(6), repeat=n)
-    )
+    plans = (rows.cost(to, columns, settled) for columns in itertools.product(range(6), repeat=n))
     return max(plan.rate for plan in plans)
 
 
@@ -77,6 +78,34 @@ def test_no_plan_is_better(
     assert solve(rows, to, settled, 0.0, 12).rate >= best_by_trying(rows, to, settled) * (1 - 1e-6)
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    accept=st.lists(st.tuples(chance, chance, chance), min_size=1, max_size=3),
+    call_s=st.floats(1e-4, 0.02),
+    start_s=st.floats(0.0, 0.01),
+    asked=st.floats(0.1, 1.0),
+    stays=st.floats(0.3, 1.0),
+)
+def test_calls_that_are_made_now_and_then_cost_little_more_than_the_best_plan(
+    accept: list[tuple[float, float, float]], call_s: float, start_s: float, asked: float, stays: float
+) -> None:
+    """Who drafts pays for all calls of the batch together, not each for what it adds to them: near enough."""
+    to = prices(1e-3, call_s, lead_s=0.001, start_s=start_s, calls=asked * stays, asked=asked)
+    rows = make_rows(accept, to)
+    settled = Settled(to.plain_s(len(accept), 0.0, 0.0), len(accept))
+    assert solve(rows, to, settled, 0.0, 12).rate >= best_by_trying(rows, to, settled) * 0.93
+
+
+def test_a_draft_model_that_is_rarely_asked_is_asked_in_nearly_every_step_of_a_batch() -> None:
+    to = prices(1e-3, 0.004, start_s=0.001, calls=0.2, asked=0.25)
+    plain_s = [to.calls_s([5] * num, ()) for num in (1, 2, 16)]
+    assert plain_s[0] == pytest.approx(0.2 * 3 * 0.004 + 0.25 * 0.001)
+    assert plain_s[1] == pytest.approx(0.36 * 3 * 0.004 + 0.4375 * 0.001)
+    assert plain_s[2] == pytest.approx(3 * 0.004 + 0.001, rel=0.04)
+    together = to.calls_s([5] * 3, [(0, 0), (3, 13)])
+    assert together == pytest.approx(plain_s[2])
+
+
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     accept=st.lists(st.tuples(chance, chance, st.floats(0.0, 0.9)), min_size=2, max_size=2),
@@ -97,7 +126,7 @@ def test_calls_that_are_paid_for_anyway_are_free_for_the_others() -> None:
     to = prices(1e-4, 0.03)
     rows = make_rows([(0.0, 0.0, 0.8)], to)
     alone = solve(rows, to, Settled(to.plain_s(1, 0, 0), 1), 0.0, 6)
-    beside = solve(rows, to, Settled(to.plain_s(2, 0, 0), 2, 3.0, 2.5, 0.0, depths=(0, 3)), 0.0, 6)
+    beside = solve(rows, to, Settled(to.plain_s(2, 0, 0), 2, 3.0, 2.5, 0.0, shared=((0, 0), (3, 1))), 0.0, 6)
     assert alone.column == [0]
     assert beside.column == [5]
 
