@@ -24,34 +24,45 @@ _SHARE = 3  # the longer an answer is, the less is news in it: a look when a thi
 
 
 class Hindsight:
-    """Looks back at one sequence after each step, in turns."""
+    """Looks back at one sequence after each step."""
 
     def __init__(self, drafting: Drafting) -> None:
         self._drafting = drafting
         self._drafters: Mapping[str, Drafter] = drafting.drafters
         self._knows: dict[type[Drafter], bool] = {}  # asking a type costs microseconds, every step
+        self._num_looks = 0
 
     def look(self, sequences: Seq[Sequence]) -> None:
-        """After a step of `sequences`. Those that nobody may choose for are left alone."""
-        for name, drafter in self._drafters.items():
-            kind = type(drafter)
-            if kind not in self._knows:
-                self._knows[kind] = isinstance(drafter, KnowsInHindsight)
-            if not self._knows[kind]:
-                continue
-            longest: Sequence | None = None
-            depth, most = drafter.num_speculative_tokens, 0
+        """After a step of `sequences`. Those that nobody may choose for are left alone. One drafter a step,
+        in turns: while others draft, none of them is in a hurry."""
+        names = [name for name, drafter in self._drafters.items() if self._can(drafter)]
+        if not names:
+            return
+        self._num_looks += 1
+        name = names[self._num_looks % len(names)]
+        for other in names:
             for seq in sequences:
-                length = len(seq.token_ids)
-                if seq.method == name:  # it has its turn: what it does is seen
-                    seq.judged[name] = length
-                    continue
-                num_new = length - seq.judged.get(name, seq.prompt_length + 1)
-                enough = max(_FEWEST + depth, (length - seq.prompt_length) // _SHARE)
-                if num_new > most and num_new >= enough and seq.sampling is not None and not _is_fixed(seq):
-                    longest, most = seq, num_new
-            if longest is not None:
-                self._judge(name, cast("KnowsInHindsight", drafter), longest, depth)
+                if seq.method == other:  # it has its turn: what it does is seen
+                    seq.judged[other] = len(seq.token_ids)
+        drafter = self._drafters[name]
+        longest: Sequence | None = None
+        depth, most = drafter.num_speculative_tokens, 0
+        for seq in sequences:
+            if seq.method == name:
+                continue
+            length = len(seq.token_ids)
+            num_new = length - seq.judged.get(name, seq.prompt_length + 1)
+            enough = max(_FEWEST + depth, (length - seq.prompt_length) // _SHARE)
+            if num_new > most and num_new >= enough and seq.sampling is not None and not _is_fixed(seq):
+                longest, most = seq, num_new
+        if longest is not None:
+            self._judge(name, cast("KnowsInHindsight", drafter), longest, depth)
+
+    def _can(self, drafter: Drafter) -> bool:
+        kind = type(drafter)
+        if kind not in self._knows:
+            self._knows[kind] = isinstance(drafter, KnowsInHindsight)
+        return self._knows[kind]
 
     def _judge(self, name: str, drafter: KnowsInHindsight, seq: Sequence, depth: int) -> None:
         start = seq.judged.get(name, seq.prompt_length + 1)

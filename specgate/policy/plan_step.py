@@ -286,13 +286,14 @@ class StepPlanner:
         if self._new:
             table.fill(self._new, self._shut, self._num_steps)
             self._new = []
-        dirty = self._dirty
+        dirty = list(dict.fromkeys(self._dirty))
         if not dirty or not (self._is_urgent or self._num_steps % _LOOK_EVERY == 0):
             return False
         # No more than fits into a step, if they can wait for their turn.
         num = len(dirty) if self._is_urgent else _MOST_ROWS
-        self._dirty, self._is_urgent = dirty[num:], False
-        table.fill(dirty[:num], self._shut, self._num_steps)
+        self._dirty = dirty[num:]
+        table.fill(dirty[:num], self._shut, self._num_steps, is_whole=self._is_urgent)
+        self._is_urgent = False
         self._steady = None
         return True
 

@@ -54,6 +54,7 @@ class Seat:
         "num_granted_tokens",
         "row",
         "settled",
+        "stale",
         "view",
     )  # fmt: skip
 
@@ -80,6 +81,7 @@ class Seat:
         # By arm, when the row was computed last: steps, drafts, accepted; drafts a step and tokens a draft.
         self.settled: list[tuple[float, ...]] = [(0, 0, 0, 0.0, 0.0)] * num_arms
         self.look_at = 2
+        self.stale: set[int] = set()  # arms whose part of the row is out of date; none: all of it may be
         self.last_seen = 0
 
     def note(self, view: SequenceView) -> bool:
@@ -98,10 +100,13 @@ class Seat:
         is_first = not self.loaded[arm - 1]
         self.loaded[arm - 1] = True
         self.num_granted += 1
+        is_news = is_first
         if self.num_granted >= self.look_at:
             self.look_at += min(self.num_granted, _MAX_WAIT_STEPS)
-            return is_first or self._has_news(arm - 1)
-        return is_first
+            is_news |= self._has_news(arm - 1)
+        if is_news:
+            self.stale.add(arm - 1)
+        return is_news
 
     def settle(self, number: int, rate: float, tokens: float) -> None:
         """The arm's row was computed from the counts as they are. Drafts a step; tokens when deepest."""
@@ -132,7 +137,9 @@ class Seat:
             own[1] += counts.num_drafts - old.num_drafts
             own[2] += _granted_of(counts) - _granted_of(old)
             own[3] += sum(counts.accepted_per_position) - sum(old.accepted_per_position)
-            is_news |= self._has_news(arm - 1)
+            if self._has_news(arm - 1):
+                self.stale.add(arm - 1)
+                is_news = True
         self.hindsight = view.in_hindsight
         return is_news
 
@@ -201,7 +208,7 @@ class Table:
     def rows(self, index: Sequence[int]) -> Choices:
         """Those of the given seats."""
         if len(index) <= few_rows.MOST and not self.prices.has_knee:
-            return FewRows(*([table[row].tolist() for row in index] for table in self._numbers))
+            return FewRows(*self._numbers.take(index, axis=1).tolist())
         return Rows(*self._numbers.take(np.array(index, dtype=np.intp), axis=1))
 
     def place(self, seat: Seat) -> None:
@@ -233,13 +240,16 @@ class Table:
         """False where the arm is shut for this sequence, or nothing is known of it."""
         return bool(self.penalty[seat.row, self.prices.arms[number].first] < _SHUT)
 
-    def fill(self, seats: Sequence[Seat], shut: ShutList, step: int) -> None:
-        """Compute the rows of these seats from what is known of them now."""
+    def fill(self, seats: Sequence[Seat], shut: ShutList, step: int, *, is_whole: bool = True) -> None:
+        """Compute the rows of these seats from what is known of them now; not `is_whole`: what is stale."""
         if len(seats) <= few_rows.MOST:
             for seat in seats:
-                self._fill_one(seat)
+                self._fill_one(seat, is_whole=is_whole or not seat.stale)
+                seat.stale.clear()
             self.set_penalty(seats, shut, step)
             return
+        for seat in seats:
+            seat.stale.clear()
         arms = self.prices.arms
         every = [seat.row for seat in seats]
         self.tokens[every], self.drafted[every], self.extra_s[every] = 1.0, 0.0, 0.0
@@ -265,28 +275,31 @@ class Table:
                     self._fill_arm(number, arm, own, expected[part, 1 : arm.depth + 1], drafted, rates[part])
         self.set_penalty(seats, shut, step)
 
-    def _fill_one(self, seat: Seat) -> None:
+    def _fill_one(self, seat: Seat, *, is_whole: bool) -> None:
         """The same for one, without numpy (see `few_rows`)."""
-        num, kv = self.prices.num_columns, seat.view.num_tokens
-        tokens, drafted, extra_s = [1.0] * num, [0.0] * num, [0.0] * num
+        row, kv = seat.row, seat.view.num_tokens
+        if is_whole:
+            self.tokens[row], self.drafted[row], self.extra_s[row] = 1.0, 0.0, 0.0
         sampled_s = self.prices.sampled_s if seat.view.temperature > 0 else 0.0
-        for number, arm in enumerate(self.prices.arms):
-            curve = seat.curves[number]
+        for number in range(len(self.prices.arms)) if is_whole else seat.stale:
+            curve, arm = seat.curves[number], self.prices.arms[number]
             if curve is None or self.curves is None:
                 continue
             steps, drafts, num_granted_tokens, accepted = seat.counts[number]
             expected, rate, lengths = self.curves.expected_one(
                 curve, drafts, num_granted_tokens, accepted, steps
             )
+            tokens = expected[1 : arm.depth + 1]
+            drafted = [rate * length for length in lengths[1 : arm.depth + 1]]
             each_s = arm.token_s + arm.kv_s * kv + sampled_s
             catch_up_s = self._catch_up_s(number, arm, seat)
-            for depth in range(1, arm.depth + 1):
-                at = arm.first + depth - 1
-                tokens[at] = expected[depth]
-                drafted[at] = rate * lengths[depth]
-                extra_s[at] = drafted[at] * each_s + arm.seq_s + catch_up_s * expected[depth]
+            self.tokens[row, arm.columns] = tokens
+            self.drafted[row, arm.columns] = drafted
+            self.extra_s[row, arm.columns] = [
+                num * each_s + arm.seq_s + catch_up_s * more
+                for num, more in zip(drafted, tokens, strict=True)
+            ]
             seat.settle(number, rate, expected[arm.depth])
-        self.tokens[seat.row], self.drafted[seat.row], self.extra_s[seat.row] = tokens, drafted, extra_s
 
     def _fill_arm(
         self, number: int, arm: Arm, seats: Sequence[Seat], tokens: Array, drafted: Array, rates: Array

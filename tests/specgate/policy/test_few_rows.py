@@ -141,3 +141,24 @@ def test_rows_filled_one_by_one_are_those_filled_together(told: list[dict[str, A
     few = alone.rows([1])
     assert isinstance(few, FewRows)
     np.testing.assert_array_equal(few.tokens, one_by_one.tokens[1:2])
+
+
+@given(counts, counts, st.integers(0, 1), st.integers(0, 8))
+def test_what_is_news_of_one_arm_is_all_that_is_computed_anew(
+    before: tuple[int, ...], after: tuple[int, ...], arm: int, column: int
+) -> None:
+    about = {
+        "temperature": 0.7, "kv": 90, "column": column, "counts": (before, before), "loaded": (True, True),
+        "changed_step": 0, "num_changes": 0, "is_planned": True, "is_unknown": False,
+    }  # fmt: skip
+    tables = []
+    for is_whole in (True, False):
+        table, (seat,) = filled([about], ShutList([]))
+        table.fill([seat], ShutList([]), 100)
+        seat.counts[arm] = list(after)
+        seat.stale.add(arm)
+        table.fill([seat], ShutList([]), 100, is_whole=is_whole)
+        assert not seat.stale
+        tables.append(table)
+    for name in ("tokens", "drafted", "extra_s", "penalty"):
+        np.testing.assert_array_equal(getattr(tables[0], name)[0], getattr(tables[1], name)[0])
