@@ -188,12 +188,18 @@ def test_an_interrupt_says_so(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         request = tmp_path / "request.json"
         request.write_text(json.dumps({"model": "m", "prompt": "hi"}))
+        # What a shell starts in the background ignores the signal, and hands that down.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(
             [sys.executable, "-m", "specgate", "explain", "--url", url, str(request)],
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         silent.settimeout(30)
-        with silent.accept()[0]:
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=30)
+        try:
+            with silent.accept()[0]:
+                process.send_signal(signal.SIGINT)
+                _, said = process.communicate(timeout=30)
+        finally:
+            signal.signal(signal.SIGINT, before)
+            process.kill()
     assert (process.returncode, said) == (130, "specgate: interrupted\n")
