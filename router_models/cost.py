@@ -34,7 +34,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RequestCost:
-    """`L = c1_s + B * c2_s`: seconds whatever the load, and seconds per request in flight."""
+    """`L = c1_s + B * c2_s`: seconds whatever the load, and seconds per request in flight. (Where a draft does
+    not always need the draft model, c1_s is that of as many in flight as `request_cost` was told.)"""
 
     c1_s: float
     c2_s: float
@@ -92,18 +93,20 @@ def request_cost(
     load: Workload,
     batch: float = 1.0,
     granted: float | None = None,
+    sharing: float | None = None,
 ) -> RequestCost:
     """C1 and C2 of a request under one policy and depth, the draft tokens of a mean step; `granted` are
     those it is allowed (None: as many), for which a draft model is called.
 
-    `batch` says at which load the slope in tokens is taken (it matters only where there is a knee), and how
-    many sequences share the draft model's calls.
+    `batch` says at which load the slope in tokens is taken; it matters only where there is a knee. `sharing`
+    sequences share the draft model's calls (None: `batch`).
     """
     d = c.drafters.get(policy, _NO_DRAFTER)
     num_steps = load.output_tokens / max(expected_tokens, 1.0)
     slope = _token_slope_s(c, batch * (1 + depth))
-    asked = d.asked(batch) if depth > 0 else 0.0
-    calls = d.calls(depth if granted is None else granted, batch)
+    sharing = batch if sharing is None else sharing
+    asked = d.asked(sharing) if depth > 0 else 0.0
+    calls = d.calls(depth if granted is None else granted, sharing)
     lead_s = asked * d.d_lead_s + (1 - asked) * c.c_lead_s
     c1 = c.p0_s + num_steps * (c.c0_s + lead_s + d.d0_s * calls)
     kv_s = c.c_kv_s * load.kv_tokens

@@ -15,7 +15,7 @@ a draft model's calls come first it is they that are delayed: then L' is 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Self
 
 from router_models.base import State, StateError, check_header, finite, header
@@ -32,6 +32,7 @@ from router_models.types import (
 )
 
 _KIND, _VERSION = "step_latency", 9
+_LONE_STEPS = 20.0  # in which one sequence drafted, from which on what it needs is read there alone
 
 DECODE = RegressionSpec(
     names=("c0", "c_seq", "c_tok", "c_kv", "c_sample", "c_lead"),
@@ -90,7 +91,11 @@ class _Ratios:
             self.begun = keep * self.begun + d.num_begun_tokens
         # Over what was granted: one that is not sure of its first token has called for nothing.
         granted = d.num_granted_tokens or d.num_draft_tokens
-        if d.num_sequences <= 0 or granted <= 0 or d.num_fill_tokens > 0:
+        if d.num_sequences <= 0 or granted <= 0:
+            return
+        # A drafter that only reads up makes no calls for drafts. One that is asked now and then has always
+        # something to read up on when it is.
+        if d.num_fill_tokens > 0 and (d.num_draft_tokens == 0 or d.num_begun_tokens > 0):
             return
         depth = granted / d.num_sequences
         self.calls = keep * self.calls + d.num_calls
@@ -103,25 +108,30 @@ class _Ratios:
             self.lone_depth = keep * self.lone_depth + depth
             self.lone_asked = keep * self.lone_asked + (d.num_calls > 0)
             self.lone_steps = keep * self.lone_steps + 1.0
+        if d.num_fill_tokens > 0:
+            return
         self.kv = keep * self.kv + d.num_kv_tokens
         self.target_kv = keep * self.target_kv + target_kv_per_sequence * d.num_draft_tokens
 
     @property
     def calls_per_token(self) -> float:
-        if self.lone_depth:
+        if self._is_told_alone:
             return self.lone_calls / self.lone_depth
         return self._of_one(self.calls / self.depth) if self.depth else 0.0
 
     @property
     def asked_share(self) -> float:
-        if self.lone_steps:
+        if self._is_told_alone:
             return self.lone_asked / self.lone_steps
         return self._of_one(self.asked / self.steps) if self.steps else 1.0
 
+    @property
+    def _is_told_alone(self) -> bool:
+        return self.lone_steps >= _LONE_STEPS or self.lone_steps == self.steps > 0
+
     def _of_one(self, of_all: float) -> float:
         """One sequence's chance, from that of any in a mean step (see `DraftCoefficients.calls`)."""
-        num = self.drafting / self.steps
-        return 1.0 - (1.0 - of_all) ** (1.0 / num) if of_all < 1.0 else of_all
+        return 1.0 - (1.0 - min(of_all, 1.0)) ** (self.steps / self.drafting)
 
     @property
     def fill_per_token(self) -> float:
@@ -248,7 +258,8 @@ class StepLatency:
                 regression = RobustRegression(DRAFT)
                 regression.load(part["regression"])
                 model._drafters[name] = regression
-                model._ratios[name] = _Ratios(**{k: finite(k, float(v)) for k, v in part["ratios"].items()})
+                told = {k.name: finite(k.name, float(part["ratios"][k.name])) for k in fields(_Ratios)}
+                model._ratios[name] = _Ratios(**told)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"{_KIND}: {error}") from error
         return model

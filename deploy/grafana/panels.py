@@ -257,7 +257,7 @@ LATENCY_MODEL = [
         panel(
             "Coefficients: seconds",
             (
-                'specgate_latency_model_coefficient{name!~".*(knee|calls_per_token|kv_per_target_kv|fill_per_token)"}',
+                'specgate_latency_model_coefficient{name!~".*(knee|calls_per_token|kv_per_target_kv|fill_per_token|asked_share)"}',
                 "{{name}}",
             ),
             unit="s",
@@ -266,7 +266,7 @@ LATENCY_MODEL = [
         panel(
             "Coefficients: counts",
             (
-                'specgate_latency_model_coefficient{name=~".*(knee|calls_per_token|kv_per_target_kv|fill_per_token)"}',
+                'specgate_latency_model_coefficient{name=~".*(knee|calls_per_token|kv_per_target_kv|fill_per_token|asked_share)"}',
                 "{{name}}",
             ),
         ),

@@ -26,6 +26,8 @@ class FewRows:
 
     def choose(self, prices: Prices, shared: Sequence[Shared], rate: float, token_s: float) -> list[int]:
         """See `Rows.choose`."""
+        if not self.tokens:
+            return []
         values = [
             [t - rate * (d * token_s + e) - p for t, d, e, p in zip(*row, strict=True)]
             for row in zip(self.tokens, self.drafted, self.extra_s, self.penalty, strict=True)
@@ -36,7 +38,7 @@ class FewRows:
         quiet = prices.quiet(settled)
         for index, arm in enumerate(prices.arms):
             last = arm.first + arm.depth
-            if arm.call_s > 0:
+            if arm.has_calls:
                 gains, nums = _by_depth([value[arm.first : last] for value in values], best)
                 depth = best_depth(prices, index, settled[index], gains, nums, rate, quiet)
                 if not depth:
@@ -45,7 +47,7 @@ class FewRows:
                 last = arm.first + depth
             tops = [max(value[arm.first : last]) for value in values]
             better = [top > least for top, least in zip(tops, best, strict=True)]
-            if arm.call_s > 0 and not any(better):
+            if arm.has_calls and not any(better):
                 lifts = [top - least for top, least in zip(tops, best, strict=True)]
                 better[lifts.index(max(lifts))] = True
             for row, is_better in enumerate(better):

@@ -23,19 +23,19 @@ class ViewCosts:
         self._plain: RequestCost | None = None
         if self._step is not None:
             self._plain = request_cost(self._step, BASELINE, 0, 1.0, self._load, SATURATED)
-        self._under: dict[str, RequestCost | None] = {}
+        self._under: dict[tuple[str, float], RequestCost | None] = {}
 
     def capacity_ratio(self, policy: str, batch: float) -> float | None:
         """(C1 + B*C2) of the typical request, in times of baseline's; None while the model, or what it knows
         of `policy`, is young."""
-        if policy not in self._under:
-            self._under[policy] = self._cost_under(policy)
-        under, plain = self._under[policy], self._plain
+        if (policy, batch) not in self._under:
+            self._under[policy, batch] = self._cost_under(policy, batch)
+        under, plain = self._under[policy, batch], self._plain
         if under is None or plain is None:
             return None
         return under.in_batch_s(batch) / plain.in_batch_s(batch)
 
-    def _cost_under(self, policy: str) -> RequestCost | None:
+    def _cost_under(self, policy: str, batch: float) -> RequestCost | None:
         curve = self._book.find(policy, None, "greedy")
         if self._step is None or self._plain is None or curve is None or self._plain.c2_s <= 0:
             return None
@@ -43,7 +43,7 @@ class ViewCosts:
             return None
         depth = min(self._view.methods.get(policy, 0), len(curve.expected_tokens) - 1)
         drafted, expected = curve.drafted_tokens[depth], curve.expected_tokens[depth]
-        return request_cost(self._step, policy, drafted, expected, self._load, SATURATED, depth)
+        return request_cost(self._step, policy, drafted, expected, self._load, SATURATED, depth, batch)
 
     def floor_tokens(self, policy: str, batch: float, depth: float) -> float | None:
         """See `router_models.cost.floor_tokens`."""

@@ -63,7 +63,7 @@ class StepPlanner:
         """What the guards have shut: from the next step on those policies draft nothing."""
         self._shut = ShutList(entries)
         self._dirty = list(self._seats.values())
-        self._is_urgent = True
+        self._is_urgent = bool(self._dirty)
         self._has_slept |= self.is_asleep
 
     def set_force(self, policy: str | None) -> None:
@@ -111,7 +111,7 @@ class StepPlanner:
             self._table.enforce(seat, column)
         if seats:
             self._table.fill(seats, self._shut, self._num_steps)
-        self._new, self._dirty = [], []
+        self._new, self._dirty, self._is_urgent = [], [], False
 
     @property
     def is_asleep(self) -> bool:
@@ -130,6 +130,8 @@ class StepPlanner:
         self._num_steps += self._num_passed
         if table is None or self._forced is not None or not table.num_arms:
             self._last = None
+            for seat in self._seats.values():
+                seat.granted = 0  # by this planner
             return self._follow(view.sequences)
         self._probing.account(view.now_s, self._last)
         self._last = None
@@ -198,9 +200,10 @@ class StepPlanner:
         self._rate = plan.rate
         plans = {seat.view.seq_id: kept[seat.view.seq_id] for seat in stay}
         for seat, column in zip(come, plan.column, strict=True):
+            plan_now = self._leaving(seat, column, table) or self._plans[column]
             self._switch(seat, column, table, self._num_steps)
             seat.granted = seat.arm
-            plans[seat.view.seq_id] = self._plans[column]
+            plans[seat.view.seq_id] = plan_now
         self._steady = (plan, plans.copy())
         return plan, plans
 
@@ -244,7 +247,12 @@ class StepPlanner:
                 seat, num_passed = self._sit(sequence, table), 1
             else:
                 seat.view = sequence
-                is_news = bool(seat.granted) and seat.note(sequence)
+                if seat.granted:
+                    is_news = seat.note(sequence)
+                else:
+                    is_news = False
+                    if sequence.num_drafts != seat.num_drafts:
+                        seat.skip(sequence)
                 if sequence.in_hindsight is not seat.hindsight:
                     is_news |= seat.look_back(sequence, table.arm_of)
                 if is_news:
@@ -279,6 +287,7 @@ class StepPlanner:
             seat = self._seats.pop(seq_id)
             self._free_rows.append(seat.row)
             self._probing.forget([seat])
+        self._new = [seat for seat in self._new if seat.last_seen >= step]
         self._dirty = [seat for seat in self._dirty if seat.last_seen >= step]
 
     def _refresh(self, table: Table) -> bool:
@@ -286,9 +295,9 @@ class StepPlanner:
         if self._new:
             table.fill(self._new, self._shut, self._num_steps)
             self._new = []
-        dirty = list(dict.fromkeys(self._dirty))
-        if not dirty or not (self._is_urgent or self._num_steps % _LOOK_EVERY == 0):
+        if not self._dirty or not (self._is_urgent or self._num_steps % _LOOK_EVERY == 0):
             return False
+        dirty = list(dict.fromkeys(self._dirty))
         # No more than fits into a step, if they can wait for their turn.
         num = len(dirty) if self._is_urgent else _MOST_ROWS
         self._dirty = dirty[num:]

@@ -47,6 +47,8 @@ class Probing:
     def forget(self, seats: Sequence[Seat] | None = None) -> None:
         """These sequences (all: None) are gone."""
         if self._trial is not None and (seats is None or any(seat in seats for seat in self._trial.seats)):
+            for seat in self._trial.seats:
+                seat.granted = seat.arm
             self._trial = None
         if seats is None:
             self._told.clear()  # other methods may bear the same names
@@ -126,12 +128,12 @@ class Probing:
             and table.is_open(seat, number)
         ]
         seats.sort(key=lambda seat: seat.view.num_tokens)  # the shortest to read for a drafter
-        if (
-            self._whole_s(_Trial(seats[:1], number, arm.first, _MIN_STEPS), batch, table, rate)
-            > self.probes.credit_s
-        ):
+        deepest = arm.first + arm.depth - 1
+        # Deep drafts take longer, shallow ones forgo more tokens.
+        least = (_Trial(seats[:1], number, column, _MIN_STEPS) for column in {arm.first, deepest})
+        if min(self._whole_s(trial, batch, table, rate) for trial in least) > self.probes.credit_s:
             return None  # as most often: an account is empty until it has earned a probe
-        trial = _Trial(seats, number, arm.first + arm.depth - 1, _MIN_STEPS)
+        trial = _Trial(seats, number, deepest, _MIN_STEPS)
         while trial.seats and self._whole_s(trial, batch, table, rate) > self.probes.credit_s:
             if len(trial.seats) > 1:
                 trial.seats = trial.seats[: len(trial.seats) // 2]

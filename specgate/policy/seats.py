@@ -94,9 +94,7 @@ class Seat:
             counts[1] += max(view.num_drafts - self.num_drafts, 0)
             counts[2] += max(_granted_tokens(view) - self.num_granted_tokens, 0)
             counts[3] += max(view.num_accepted_tokens - self.num_accepted, 0)
-            self.num_drafts = view.num_drafts
-            self.num_granted_tokens = _granted_tokens(view)
-            self.num_accepted = view.num_accepted_tokens
+            self.skip(view)
         is_first = not self.loaded[arm - 1]
         self.loaded[arm - 1] = True
         self.num_granted += 1
@@ -107,6 +105,12 @@ class Seat:
         if is_news:
             self.stale.add(arm - 1)
         return is_news
+
+    def skip(self, view: SequenceView) -> None:
+        """What was drafted so far is accounted for, or was not this planner's."""
+        self.num_drafts = view.num_drafts
+        self.num_granted_tokens = _granted_tokens(view)
+        self.num_accepted = view.num_accepted_tokens
 
     def settle(self, number: int, rate: float, tokens: float) -> None:
         """The arm's row was computed from the counts as they are. Drafts a step; tokens when deepest."""

@@ -7,9 +7,10 @@ sequence takes the choice with the largest `E_i - rate * (seconds it costs)` on 
 price is right when the rate that comes of it is the one it was made with. The rate of the step
 before is the price for this one; it moves little from step to step.
 
-A draft model's calls are shared: depth D costs D calls, however many sequences draft. So each
-depth is tried, every sequence taking its best choice up to that depth. (With several methods
-that share calls, each is settled in turn, given those before it; with one this is exact.)
+A draft model's calls are shared: depth D costs D calls, however many sequences draft; fewer where a
+draft does not always need them (`DraftCoefficients.calls`). So each depth is tried, every sequence
+taking its best choice up to that depth. (With several methods that share calls, each is settled in
+turn, given those before it. With one whose every draft needs every call this is exact.)
 
 Columns of all arrays are the choices: plain decoding first, then each method's depths from 1 on.
 """
@@ -40,12 +41,17 @@ class Arm:
     method: str
     first: int  # column of depth 1
     depth: int  # columns first .. first + depth - 1
-    call_s: float  # per call, shared by all that draft; 0: nothing is shared
+    call_s: float  # per call of its draft model, if it has one; shared by all that draft
     seq_s: float  # per drafting sequence
     kv_s: float  # per draft token and KV token of the target's
     token_s: float  # per draft token, in the drafter
     start_s: float = 0.0  # once, if there are calls
     drafter: DraftCoefficients = _NO_DRAFTER
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there is a draft model to be called."""
+        return self.drafter.calls_per_token > 0
 
     def calls_s(self, depth: int, num_sequences: int) -> float:
         """Expected seconds of the calls for so many that draft, the deepest of them `depth`."""
@@ -101,7 +107,7 @@ class Prices:
                     method,
                     first=1 + sum(arm.depth for arm in arms),
                     depth=depth,
-                    call_s=d.d0_s if d.has_calls else 0.0,
+                    call_s=d.d0_s,
                     seq_s=d.d_seq_s,
                     kv_s=d.d_kv_s * d.kv_per_target_kv,
                     token_s=d.d_tok_s,
@@ -131,7 +137,7 @@ class Prices:
         """By arm with calls: of the sequences that draft by it, the deepest draft and their number."""
         found = self.nobody
         for index, (arm, depth_of) in enumerate(zip(self.arms, self.depth_of_arm, strict=True)):
-            if arm.call_s > 0:
+            if arm.has_calls:
                 depths = [depth for depth in map(depth_of.__getitem__, column) if depth]
                 found[index] = (max(depths, default=0), len(depths))
         return found
@@ -244,6 +250,8 @@ class Rows:
         self, prices: Prices, shared: Sequence[Shared], rate: float, token_s: float | Array
     ) -> list[int]:
         """See `Choices`; `token_s` may be another for each column."""
+        if not len(self.tokens):
+            return []
         value = self.drafted * token_s
         value += self.extra_s
         value *= -rate
@@ -256,7 +264,7 @@ class Rows:
         quiet = prices.quiet(settled)
         for index, arm in enumerate(prices.arms):
             part = by_column[arm.columns]
-            if arm.call_s > 0:
+            if arm.has_calls:
                 lift = np.maximum.accumulate(part, axis=0)  # the best up to each depth ..
                 lift -= best
                 gains = np.maximum(lift, 0.0).sum(axis=1).tolist()
@@ -271,7 +279,7 @@ class Rows:
                 part = part[:depth]
             top = part.max(axis=0)
             better = top > best
-            if arm.call_s > 0 and not better.any():
+            if arm.has_calls and not better.any():
                 better[(top - best).argmax()] = True
             np.copyto(best, top, where=better)
             np.copyto(column, part.argmax(axis=0) + arm.first, where=better)

@@ -140,6 +140,30 @@ def test_a_head_that_is_not_sure_has_been_called_all_the_same() -> None:
     assert model.coefficients().drafters["draft"].calls_per_token == pytest.approx(6 / 8, abs=0.01)
 
 
+def test_one_lone_step_does_not_outweigh_what_batches_told() -> None:
+    model = StepLatency()
+    for batch in (4,) * 300 + (1,):
+        calls = 2.0 if batch > 1 else 0.0
+        work = DraftFeatures("hybrid", calls, batch, batch, 9.0, num_granted_tokens=2 * batch)
+        model.learn_one(StepFeatures(batch, 2 * batch, 100.0, drafts=(work,)), StepTiming(0.05, (0.02,)))
+    assert model.coefficients().drafters["hybrid"].asked_share > 0.6
+
+
+def test_a_drafter_that_reads_up_whenever_it_is_asked_is_asked_all_the_same() -> None:
+    """As the model of a hybrid, which missed the steps that matches drafted for; not so when it reads only."""
+    model = StepLatency()
+    for number in range(300):
+        asked, is_first = number % 3 == 0, number < 9
+        work = DraftFeatures(
+            "hybrid", 4.0 * asked, 1, 0 if is_first else 4, 9.0, num_fill_tokens=9.0 * asked,
+            num_granted_tokens=4,
+        )  # fmt: skip
+        model.learn_one(StepFeatures(1, 5, 100.0, drafts=(work,)), StepTiming(0.05, (0.02,)))
+    found = model.coefficients().drafters["hybrid"]
+    assert found.asked_share == pytest.approx(1 / 3, abs=0.03)
+    assert found.has_calls
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_who_is_asked_now_and_then_is_known_from_lone_steps_or_from_a_batch(batch: int) -> None:
     """A drafter that needs its model for every fourth sequence."""

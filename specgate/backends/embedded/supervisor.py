@@ -308,9 +308,9 @@ class Supervisor:
         if max(life.silent_s, life.stuck_s) <= limit_s:
             return None
         # A process that stops between two steps was last heard a little after its last step.
-        if life.silent_s > limit_s / 2:
-            return f"a hang (no sign of life for {life.silent_s:.1f} s; {limit_s:g} s allowed)"
-        return f"a hang (no step for {life.stuck_s:.1f} s; {limit_s:g} s allowed)"
+        signs = [f"no sign of life for {life.silent_s:.1f} s"] if life.silent_s > limit_s / 2 else []
+        signs += [f"no step for {life.stuck_s:.1f} s"] if life.stuck_s > limit_s else []
+        return f"a hang ({', '.join(signs)}; {limit_s:g} s allowed)"
 
     def _lose(self, why: str) -> None:
         """Nobody serves any more: tell every reader."""

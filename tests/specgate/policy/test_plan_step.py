@@ -340,20 +340,94 @@ def test_who_comes_to_a_running_batch_is_planned_at_once(num: int) -> None:
     assert num_plain < 20
 
 
-def test_a_newcomer_of_another_kind_joins_by_its_own_numbers() -> None:
-    planner = StepPlanner()
+class Watched(StepPlanner):
+    """Counts who joined a plan in force."""
+
+    num_joined = 0
+
+    def _join(self, *args: Any) -> Any:
+        plan, plans = super()._join(*args)
+        self.num_joined += bool(plans)
+        return plan, plans
+
+
+def steady(planner: StepPlanner, num: int = 24) -> list[SequenceView]:
+    """So many that have drafted for a while."""
     planner.use(model(draft=0.97, ngram=0.02))
-    running = [sequence(f"s{i}", AUTO) for i in range(24)]
-    for step in range(50):
+    running = [sequence(f"s{i}", AUTO) for i in range(num)]
+    for step in range(49):
         plans = planner.plan(StepView(step, step * 0.04, tuple(running), 0, 0, 100))
         running = [ran(s, plans, 0.97) for s in running]
-    plain = [sequence("own", AUTO, label="extract"), sequence("fixed", PolicyAssignment(is_exact=True))]
-    planner.set_shut([])
-    plans = planner.plan(StepView(51, 2.1, (*running, *plain), 0, 0, 100))
+    return running
+
+
+def test_a_newcomer_joins_by_its_own_numbers() -> None:
+    planner = Watched()
+    running = steady(planner)
+    before = planner.plan(StepView(49, 2.0, tuple(running), 0, 0, 100))
+    own = sequence("own", AUTO, label="extract")
+    plans = planner.plan(StepView(50, 2.04, (*running, own), 0, 0, 100))
+    assert planner.num_joined == 1
     assert plans["own"].method == "draft"  # by all tasks' curve
-    assert "fixed" not in plans
-    deepest = max(plan.max_draft_tokens for plan in plans.values())
-    assert plans["own"].max_draft_tokens <= deepest  # whose calls are paid for
+    assert {name: plan for name, plan in plans.items() if name != "own"} == before
+    assert plans["own"].max_draft_tokens <= max(plan.max_draft_tokens for plan in before.values())
+
+
+@pytest.mark.parametrize("num", [6, 24])
+@pytest.mark.parametrize("knee", [None, 30.0])
+def test_who_leaves_or_stands_elsewhere_is_no_reason_for_the_others_to_stop(
+    num: int, knee: float | None
+) -> None:
+    planner = Watched()
+    running = steady(planner, num)
+    planner.use(model(draft=0.97, ngram=0.02, step=replace(STEP, knee_tokens=knee)))
+    for step, now in enumerate((running, running[1:], running[:0:-1], running[2:], running[3:]), start=49):
+        plans = planner.plan(StepView(step, step * 0.04, tuple(now), 0, 0, 100))
+        assert set(plans) == {s.seq_id for s in now}
+        assert {plan.method for plan in plans.values()} == {"draft"}
+
+
+def test_a_newcomer_is_told_that_its_method_is_shut() -> None:
+    planner = Watched()
+    running = steady(planner)
+    planner.set_shut([Shut("draft", Reason.ACCEPTANCE_FLOOR, "extract")])
+    for step in range(49, 51):
+        planner.plan(StepView(step, step * 0.04, tuple(running), 0, 0, 100))
+    own = sequence("own", PolicyAssignment("draft", 5), label="extract")
+    plan = planner.plan(StepView(51, 2.04, (*running, own), 0, 0, 100))["own"]
+    assert planner.num_joined == 1
+    assert (plan.method, plan.reason) == ("baseline", Reason.ACCEPTANCE_FLOOR)
+
+
+def test_a_row_that_is_used_again_is_the_new_sequences() -> None:
+    """Pinned ones have rows too, though nobody chooses for them; shut is shut for their task only."""
+    planner = StepPlanner()
+    planner.use(model(draft=0.97, ngram=0.02))
+    planner.set_shut([Shut("draft", Reason.ACCEPTANCE_FLOOR, "extract")])
+    for step in range(60):
+        pinned = [
+            sequence(f"p{step}-{i}", PolicyAssignment(is_pinned=True), label="extract") for i in range(4)
+        ]
+        planner.plan(StepView(step, step * 0.04, tuple(pinned), 0, 0, 100))
+    free = tuple(sequence(f"f{i}", AUTO) for i in range(4))
+    plans = planner.plan(StepView(60, 2.4, free, 0, 0, 100))
+    assert {plan.method for plan in plans.values()} == {"draft"}
+    assert len(planner._new) == 0
+
+
+def test_what_the_kill_switch_made_others_draft_is_nobodys() -> None:
+    planner = StepPlanner()
+    (running,) = steady(planner, 1)
+    counts = [list(own) for own in planner._seats["s0"].counts]
+    planner.set_force("ngram")
+    for step in range(49, 80):
+        forced = {"s0": SpecPlan("ngram", 4)}
+        planner.plan(StepView(step, step * 0.04, (running,), 0, 0, 100))
+        running = ran(running, forced, 0.0)
+    planner.set_force(None)
+    planner.plan(StepView(80, 3.2, (running,), 0, 0, 100))
+    assert [own[0] - old[0] for own, old in zip(planner._seats["s0"].counts, counts, strict=True)] <= [0, 1]
+    assert sum(own[1] for own in planner._seats["s0"].counts) <= sum(old[1] for old in counts) + 1
 
 
 def test_a_trial_in_a_steady_batch_counts_its_own_steps_only() -> None:
@@ -371,6 +445,25 @@ def test_a_trial_in_a_steady_batch_counts_its_own_steps_only() -> None:
     noted = {name: sum(steps for steps, *_ in seat.counts) for name, seat in planner._seats.items()}
     assert sum(tried.values()) > 0
     assert noted == tried
+
+
+def test_a_trial_that_ends_because_one_of_its_sequences_is_gone_is_over_for_all() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.05, ngram=0.02))
+    running = [sequence(f"s{i}", AUTO) for i in range(40)]
+    tried = dict.fromkeys((s.seq_id for s in running), 0)
+    for step in range(4000):
+        plans = planner.plan(StepView(step, step * 0.04, tuple(running), 0, 0, 100))
+        named = [name for name, plan in plans.items() if plan.reason == Reason.EXPLORATION]
+        for name in named:
+            tried[name] += 1
+        running = [ran(s, plans, 0.0) for s in running]
+        if len(named) > 1 and len(running) == 40:  # so many leave that their rows are taken back
+            running = [s for s in running if s.seq_id in named[1:]][:3]
+    planner.plan(StepView(4000, 161.0, tuple(running), 0, 0, 100))
+    for s in running:
+        assert sum(steps for steps, *_ in planner._seats[s.seq_id].counts) == tried[s.seq_id]
+    assert len(running) < 40
 
 
 numbers = st.integers(-5, 10_000)
