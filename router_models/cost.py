@@ -34,8 +34,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RequestCost:
-    """`L = c1_s + B * c2_s`: seconds whatever the load, and seconds per request in flight. (Where a draft does
-    not always need the draft model, c1_s is that of as many in flight as `request_cost` was told.)"""
+    """`L = c1_s + B * c2_s`: seconds whatever the load, and seconds per request in flight. (Where a draft
+    does not always need the draft model, c1_s is that of as many in flight as `request_cost` was told.)"""
 
     c1_s: float
     c2_s: float

@@ -131,7 +131,8 @@ class _Ratios:
 
     def _of_one(self, of_all: float) -> float:
         """One sequence's chance, from that of any in a mean step (see `DraftCoefficients.calls`)."""
-        return 1.0 - (1.0 - min(of_all, 1.0)) ** (self.steps / self.drafting)
+        quiet: float = (1.0 - min(of_all, 1.0)) ** (self.steps / self.drafting)
+        return 1.0 - quiet
 
     @property
     def fill_per_token(self) -> float:

@@ -150,7 +150,7 @@ def test_one_lone_step_does_not_outweigh_what_batches_told() -> None:
 
 
 def test_a_drafter_that_reads_up_whenever_it_is_asked_is_asked_all_the_same() -> None:
-    """As the model of a hybrid, which missed the steps that matches drafted for; not so when it reads only."""
+    """As the model of a hybrid, which missed the steps that matches drafted for; not when it reads only."""
     model = StepLatency()
     for number in range(300):
         asked, is_first = number % 3 == 0, number < 9
