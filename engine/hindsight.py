@@ -19,7 +19,7 @@ from engine.drafting import Drafting
 from engine.sequence import Sequence
 from engine.spec.drafter import Drafter, KnowsInHindsight
 
-_FEWEST, _MOST = 8, 16  # new tokens that are worth a look, and that are looked at at once
+_FEWEST, _MOST = 16, 16  # new tokens that are worth a look, and those of them that are looked at
 _SHARE = 3  # the longer an answer is, the less is news in it: a look when a third of it is new
 
 

@@ -292,7 +292,7 @@ class RequestCurves:
         np.concatenate([np.geomspace(12.0, 1.0, 13), np.geomspace(0.8, 0.02, 12)]), dtype=np.float64
     )
 
-    def __init__(self, curves: Sequence[AcceptanceCurve], shrink_drafts: float = 6.0) -> None:
+    def __init__(self, curves: Sequence[AcceptanceCurve], shrink_drafts: float = 8.0) -> None:
         self._shrink = shrink_drafts
         self.shrink_steps = 2 * shrink_drafts  # granted steps of prior for how often there is a draft
         self._rate: Array = np.array([max(c.draft_rate, 1e-9) for c in curves])  # [curves]

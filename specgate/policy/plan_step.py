@@ -22,7 +22,8 @@ from specgate.policy.shut import Shut, ShutList
 from specgate.policy.step_choice import Plan, Settled, solve
 from specgate.policy.view import ModelView
 
-_LOOK_EVERY = 8  # steps between two looks at probes and at what requests themselves have shown
+_LOOK_EVERY = 8  # steps between two looks at probes,
+_REFRESH_EVERY = 16  # and at what requests themselves have shown
 _SOLVE_EVERY = 32  # steps for which a plan is kept at most
 _MOST_ROWS = 16  # computed anew in one step
 _SAME_RATE = 2e-3  # by which the rate may still move where a plan is kept
@@ -295,7 +296,7 @@ class StepPlanner:
         if self._new:
             table.fill(self._new, self._shut, self._num_steps)
             self._new = []
-        if not self._dirty or not (self._is_urgent or self._num_steps % _LOOK_EVERY == 0):
+        if not self._dirty or not (self._is_urgent or self._num_steps % _REFRESH_EVERY == 0):
             return False
         dirty = list(dict.fromkeys(self._dirty))
         # No more than fits into a step, if they can wait for their turn.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 15.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 30.0
 MEMORY_S = 120.0  # the share is kept over about this long
 _START_BUSY_S = 5.0  # engine time that a new server may reckon with
 

@@ -19,7 +19,7 @@ from specgate.policy.view import CurveBook, ModelView
 
 _SHUT, _UNPROVEN = 1e9, 1e6  # tokens: no gain is as large; an unproven arm may still be probed
 _FIRST_ROWS = 16
-_RATE_SHRINK = 12.0  # granted steps of prior, about those of `RequestCurves.rates`
+_RATE_SHRINK = 16.0  # granted steps of prior, about those of `RequestCurves.rates`
 _COOL_FACTOR = 5.0  # how much larger a gain must be right after a change of method
 _BETWEEN_DRAFTERS = 4.0  # the same at any time, where both draft: one is as unsure as the other
 COOL_STEPS = 24  # steps that count as right after
