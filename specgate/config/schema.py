@@ -161,7 +161,7 @@ class PolicyConfig:
         0.005, "share of the engine's time that trying policies of unknown yield may cost", ge=0, le=0.2
     )
     probe_share: float = setting(
-        0.01, "share of the engine's time that trying shut policies again may cost", ge=0, le=0.2
+        0.01, "share of the engine's time that trying methods which are not in use may cost", ge=0, le=0.2
     )
     acceptance_window: int = setting(200, "finished requests per policy and task the median is over", ge=1)
     min_acceptance_samples: int = setting(8, "fewer finished requests say nothing", ge=1)
