@@ -23,7 +23,7 @@ serve: setup  ## serve the default model at http://127.0.0.1:8080 (ARGS="--port 
 demo: setup  ## start a server, send it real prompts of several kinds, print what was decided and measured
 	@exec $(PY) -m specgate demo $(ARGS)
 
-bench: setup  ## compare auto with fixed policies under load (ARGS="--duration 20 ..."); writes out/bench/
+bench: setup  ## compare auto with fixed policies under load (ARGS="--duration 60 --slice 6 ..."); writes out/bench/
 	@exec $(PY) -m specgate bench sweep --out out/bench $(ARGS)
 
 test: setup  ## all tests but the slow ones

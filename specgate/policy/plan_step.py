@@ -130,7 +130,7 @@ class StepPlanner:
         self._step, self._has_slept = view.step, self.is_asleep
         self._num_steps += self._num_passed
         if table is None or self._forced is not None or not table.num_arms:
-            self._last = None
+            self._last = self._steady = None
             for seat in self._seats.values():
                 seat.granted = 0  # by this planner
             return self._follow(view.sequences)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,57 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.spec.planner import SequenceView, SpecPlan, StepView
+from engine.spec.planner import SequenceView, StepView
 from engine.types import MethodCounts, PolicyAssignment
-from router_models.acceptance import Acceptance
-from router_models.types import AcceptanceCounts, AcceptanceKey, DraftCoefficients, StepCoefficients
 from specgate.policy.plan_step import StepPlanner
 from specgate.policy.reasons import Reason
 from specgate.policy.shut import Shut
 from specgate.policy.view import ModelView, PlannerSettings
-
-STEP = StepCoefficients(
-    c0_s=0.02, c_seq_s=1e-4, c_tok_s=1e-3, c_kv_s=1e-7, c_sample_s=1e-4, c_tok_above_s=1e-3, knee_tokens=None,
-    p0_s=0.02, p_tok_s=1e-3, p_dec_s=1e-3, p_kv_s=0.0,
-    drafters={
-        "ngram": DraftCoefficients(d_seq_s=3e-5),
-        "draft": DraftCoefficients(3e-3, 1e-4, 1e-4, 0.0, 1e-4, 1.0, 1.0),
-    },
-    num_steps=500,
-)  # fmt: skip
-
-
-def model(draft: float = 0.8, ngram: float = 0.5, **changes: Any) -> ModelView:
-    """A view in which this share of tokens is accepted."""
-    acceptance = Acceptance()
-    for method, a in (("ngram", ngram), ("draft", draft)):
-        accepted = tuple(round(1000 * a**j) for j in range(1, 6))
-        acceptance.learn_one(
-            AcceptanceKey(method, "chat"), AcceptanceCounts(1000, 1000, (1000,) * 5, accepted)
-        )
-    keys = [AcceptanceKey(m, t, "greedy") for m in ("ngram", "draft") for t in (None, "chat")]
-    view = ModelView(
-        1, STEP, tuple(map(acceptance.predict_one, keys)), {"ngram": 4, "draft": 5},
-        {"ngram": 1000.0, "draft": 1000.0},
-    )  # fmt: skip
-    return replace(view, **changes)
-
-
-def sequence(name: str, policy: PolicyAssignment, **changes: Any) -> SequenceView:
-    base = SequenceView(
-        seq_id=name, policy=policy, label="chat", temperature=0.0, top_p=1.0, num_tokens=90,
-        num_output_tokens=1, num_remaining_tokens=500, num_drafts=0, num_draft_tokens=0,
-        num_accepted_tokens=0, last_method="baseline", last_num_draft_tokens=0, last_num_accepted_tokens=0,
-    )  # fmt: skip
-    return replace(base, **changes)
-
-
-def view(step: int = 1, now_s: float = 0.0, **assigned: PolicyAssignment) -> StepView:
-    sequences = tuple(sequence(name, policy) for name, policy in assigned.items())
-    return StepView(step, now_s, sequences, 0, 0, 100)
-
-
-AUTO = PolicyAssignment()
+from tests.specgate.policy.plan_samples import AUTO, STEP, model, sequence, view
 
 
 def test_without_a_model_it_follows_assignments_and_the_kill_switch() -> None:
@@ -307,163 +262,6 @@ def test_what_a_drafter_would_have_done_turns_a_request_to_it_without_a_probe() 
         if plan is not None and plan.method == "ngram":
             reasons.add(plan.reason)
     assert Reason.EXPLORATION not in reasons
-
-
-def ran(s: SequenceView, plans: Mapping[str, SpecPlan], share: float = 0.6) -> SequenceView:
-    """What a step of this plan leaves behind, where a share of the draft is accepted."""
-    plan = plans.get(s.seq_id)
-    depth = plan.max_draft_tokens if plan is not None else 0
-    accepted = round(depth * share)
-    return replace(
-        s, num_tokens=s.num_tokens + accepted + 1, num_output_tokens=s.num_output_tokens + accepted + 1,
-        num_drafts=s.num_drafts + (depth > 0), num_draft_tokens=s.num_draft_tokens + depth,
-        num_accepted_tokens=s.num_accepted_tokens + accepted,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("num", [3, 24])
-def test_who_comes_to_a_running_batch_is_planned_at_once(num: int) -> None:
-    """Each step one sequence ends and another takes its place: few join what is planned, many are weighed
-    anew; nobody waits, nobody who left stays, and a newcomer fares as those who were there."""
-    planner = StepPlanner()
-    planner.use(model(draft=0.97, ngram=0.02))
-    running = [sequence(f"s{i}", AUTO) for i in range(num)]
-    num_plain = 0
-    for step in range(200):
-        plans = planner.plan(StepView(step, step * 0.04, tuple(running), 0, 0, 100))
-        assert not plans or set(plans) == {s.seq_id for s in running}  # none: plain decoding is tried
-        num_plain += not plans
-        chosen = {plan.method for plan in plans.values() if plan.reason == Reason.PREDICTED_FASTEST}
-        assert chosen <= {"draft"}
-        running = [ran(s, plans, 0.97) for s in running]
-        running[step % num] = sequence(f"s{num + step}", AUTO)
-    assert num_plain < 20
-
-
-class Watched(StepPlanner):
-    """Counts who joined a plan in force."""
-
-    num_joined = 0
-
-    def _join(self, *args: Any) -> Any:
-        plan, plans = super()._join(*args)
-        self.num_joined += bool(plans)
-        return plan, plans
-
-
-def steady(planner: StepPlanner, num: int = 24) -> list[SequenceView]:
-    """So many that have drafted for a while."""
-    planner.use(model(draft=0.97, ngram=0.02))
-    running = [sequence(f"s{i}", AUTO) for i in range(num)]
-    for step in range(49):
-        plans = planner.plan(StepView(step, step * 0.04, tuple(running), 0, 0, 100))
-        running = [ran(s, plans, 0.97) for s in running]
-    return running
-
-
-def test_a_newcomer_joins_by_its_own_numbers() -> None:
-    planner = Watched()
-    running = steady(planner)
-    before = planner.plan(StepView(49, 2.0, tuple(running), 0, 0, 100))
-    own = sequence("own", AUTO, label="extract")
-    plans = planner.plan(StepView(50, 2.04, (*running, own), 0, 0, 100))
-    assert planner.num_joined == 1
-    assert plans["own"].method == "draft"  # by all tasks' curve
-    assert {name: plan for name, plan in plans.items() if name != "own"} == before
-    assert plans["own"].max_draft_tokens <= max(plan.max_draft_tokens for plan in before.values())
-
-
-@pytest.mark.parametrize("num", [6, 24])
-@pytest.mark.parametrize("knee", [None, 30.0])
-def test_who_leaves_or_stands_elsewhere_is_no_reason_for_the_others_to_stop(
-    num: int, knee: float | None
-) -> None:
-    planner = Watched()
-    running = steady(planner, num)
-    planner.use(model(draft=0.97, ngram=0.02, step=replace(STEP, knee_tokens=knee)))
-    for step, now in enumerate((running, running[1:], running[:0:-1], running[2:], running[3:]), start=49):
-        plans = planner.plan(StepView(step, step * 0.04, tuple(now), 0, 0, 100))
-        assert set(plans) == {s.seq_id for s in now}
-        assert {plan.method for plan in plans.values()} == {"draft"}
-
-
-def test_a_newcomer_is_told_that_its_method_is_shut() -> None:
-    planner = Watched()
-    running = steady(planner)
-    planner.set_shut([Shut("draft", Reason.ACCEPTANCE_FLOOR, "extract")])
-    for step in range(49, 51):
-        planner.plan(StepView(step, step * 0.04, tuple(running), 0, 0, 100))
-    own = sequence("own", PolicyAssignment("draft", 5), label="extract")
-    plan = planner.plan(StepView(51, 2.04, (*running, own), 0, 0, 100))["own"]
-    assert planner.num_joined == 1
-    assert (plan.method, plan.reason) == ("baseline", Reason.ACCEPTANCE_FLOOR)
-
-
-def test_a_row_that_is_used_again_is_the_new_sequences() -> None:
-    """Pinned ones have rows too, though nobody chooses for them; shut is shut for their task only."""
-    planner = StepPlanner()
-    planner.use(model(draft=0.97, ngram=0.02))
-    planner.set_shut([Shut("draft", Reason.ACCEPTANCE_FLOOR, "extract")])
-    for step in range(60):
-        pinned = [
-            sequence(f"p{step}-{i}", PolicyAssignment(is_pinned=True), label="extract") for i in range(4)
-        ]
-        planner.plan(StepView(step, step * 0.04, tuple(pinned), 0, 0, 100))
-    free = tuple(sequence(f"f{i}", AUTO) for i in range(4))
-    plans = planner.plan(StepView(60, 2.4, free, 0, 0, 100))
-    assert {plan.method for plan in plans.values()} == {"draft"}
-    assert len(planner._new) == 0
-
-
-def test_what_the_kill_switch_made_others_draft_is_nobodys() -> None:
-    planner = StepPlanner()
-    (running,) = steady(planner, 1)
-    counts = [list(own) for own in planner._seats["s0"].counts]
-    planner.set_force("ngram")
-    for step in range(49, 80):
-        forced = {"s0": SpecPlan("ngram", 4)}
-        planner.plan(StepView(step, step * 0.04, (running,), 0, 0, 100))
-        running = ran(running, forced, 0.0)
-    planner.set_force(None)
-    planner.plan(StepView(80, 3.2, (running,), 0, 0, 100))
-    assert [own[0] - old[0] for own, old in zip(planner._seats["s0"].counts, counts, strict=True)] <= [0, 1]
-    assert sum(own[1] for own in planner._seats["s0"].counts) <= sum(old[1] for old in counts) + 1
-
-
-def test_a_trial_in_a_steady_batch_counts_its_own_steps_only() -> None:
-    """After it has ended nothing more is noted for the arm that was tried."""
-    planner = StepPlanner()
-    planner.use(model(draft=0.05, ngram=0.02))
-    running = [sequence(f"s{i}", AUTO) for i in range(12)]
-    tried = dict.fromkeys((s.seq_id for s in running), 0)
-    for step in range(2000):
-        plans = planner.plan(StepView(step, step * 0.04, tuple(running), 0, 0, 100))
-        for name, plan in plans.items():
-            tried[name] += plan.reason == Reason.EXPLORATION
-        running = [ran(s, plans, 0.0) for s in running]
-    planner.plan(StepView(2001, 81.0, tuple(running), 0, 0, 100))
-    noted = {name: sum(steps for steps, *_ in seat.counts) for name, seat in planner._seats.items()}
-    assert sum(tried.values()) > 0
-    assert noted == tried
-
-
-def test_a_trial_that_ends_because_one_of_its_sequences_is_gone_is_over_for_all() -> None:
-    planner = StepPlanner()
-    planner.use(model(draft=0.05, ngram=0.02))
-    running = [sequence(f"s{i}", AUTO) for i in range(40)]
-    tried = dict.fromkeys((s.seq_id for s in running), 0)
-    for step in range(4000):
-        plans = planner.plan(StepView(step, step * 0.04, tuple(running), 0, 0, 100))
-        named = [name for name, plan in plans.items() if plan.reason == Reason.EXPLORATION]
-        for name in named:
-            tried[name] += 1
-        running = [ran(s, plans, 0.0) for s in running]
-        if len(named) > 1 and len(running) == 40:  # so many leave that their rows are taken back
-            running = [s for s in running if s.seq_id in named[1:]][:3]
-    planner.plan(StepView(4000, 161.0, tuple(running), 0, 0, 100))
-    for s in running:
-        assert sum(steps for steps, *_ in planner._seats[s.seq_id].counts) == tried[s.seq_id]
-    assert len(running) < 40
 
 
 numbers = st.integers(-5, 10_000)
