@@ -52,17 +52,17 @@ INLINE int64_t keys_seen(const ragged_batch *b, int64_t sequence, int64_t token)
     return b->context_lens[sequence] - fresh + highest + 1;
 }
 
-/* Which of the 16 key positions from `first` a token sees, one bit each. */
+/* Which of the LANES key positions from `first` a token sees, one bit each. */
 INLINE uint32_t sees(const ragged_batch *b, int64_t sequence, int64_t token, int64_t first) {
     int64_t causal = keys_seen(b, sequence, token) - first;
-    uint32_t mask = causal >= 16 ? 0xffff : causal <= 0 ? 0 : (1u << causal) - 1;
+    uint32_t mask = causal >= LANES ? (1u << LANES) - 1 : causal <= 0 ? 0 : (1u << causal) - 1;
     if (b->visible == NULL || b->visible[token] == 0) return mask;
     int64_t fresh = b->query_start[sequence + 1] - b->query_start[sequence];
     int64_t shift = b->context_lens[sequence] - fresh - first; /* lane of the first new token */
-    if (shift >= 16) return mask;
+    if (shift >= LANES) return mask;
     uint64_t tree = (uint64_t)b->visible[token];
     uint64_t lanes = shift <= -64 ? 0 : shift < 0 ? tree >> -shift : (tree << shift) | ((1u << shift) - 1);
-    return mask & (uint32_t)(lanes & 0xffff);
+    return mask & (uint32_t)lanes;
 }
 
 INLINE void attend_span(const call *c, const tile *t, const float *query, const char *const *keys,
@@ -70,13 +70,13 @@ INLINE void attend_span(const call *c, const tile *t, const float *query, const 
                         partial *p) {
     float scores[MAX_TILE_ROWS * SPAN] ALIGNED;
     const int64_t rows = t->num_tokens * c->group;
-    const int subs = (int)((count + 15) / 16);
+    const int subs = (int)((count + LANES - 1) / LANES);
     const int has_pairs = HAS_BF16_PAIRS && type == TYPE_BF16 && dim % 32 == 0;
     if (has_pairs) score_span_pairs(query, rows, keys, count, dim, scores);
     else score_span(query, rows, keys, count, dim, type, scores);
     for (int64_t token = 0, r = 0; token < t->num_tokens; token++) {
-        uint32_t masks[SPAN / 16];
-        for (int i = 0; i < subs; i++) masks[i] = sees(c->batch, t->sequence, t->first_token + token, first + i * 16);
+        uint32_t masks[SPAN / LANES];
+        for (int i = 0; i < subs; i++) masks[i] = sees(c->batch, t->sequence, t->first_token + token, first + i * LANES);
         for (int64_t g = 0; g < c->group; g++, r++)
             weigh_row(scores + r * SPAN, masks, subs, &p->max[r], &p->sum[r], p->acc + r * dim, dim);
     }
@@ -84,31 +84,58 @@ INLINE void attend_span(const call *c, const tile *t, const float *query, const 
     else add_span(scores, rows, values, count, dim, type, p->acc);
 }
 
+/* Where the keys and values of positions [first, first + count) lie. */
+typedef struct {
+    const char *keys[SPAN], *values[SPAN];
+} places;
+
+INLINE void find_places(const call *c, const tile *t, int64_t kv_head, int64_t first, int64_t count, int64_t token_bytes,
+                        places *to) {
+    const kv_layer *cache = c->cache;
+    const int32_t *table = c->batch->block_tables + t->sequence * c->batch->table_stride;
+    int64_t block = first / cache->block_size, offset = first % cache->block_size;
+    for (int64_t k = 0; k < count; block++, offset = 0) {
+        const int64_t start = (table[block] * cache->num_kv_heads + kv_head) * cache->block_size * token_bytes;
+        for (; offset < cache->block_size && k < count; offset++, k++) {
+            to->keys[k] = (const char *)cache->key + start + offset * token_bytes;
+            to->values[k] = (const char *)cache->value + start + offset * token_bytes;
+        }
+    }
+}
+
+/* The weights have passed through the caches since these were last read, and blocks are too short for the
+ * processor to foresee them. */
+INLINE void prefetch(const char *const *rows, int64_t count, int64_t token_bytes) {
+    for (int64_t k = 0; k < count; k++)
+        for (int64_t at = 0; at < token_bytes; at += 64) __builtin_prefetch(rows[k] + at);
+}
+
 /* One chunk of keys against one tile of queries. */
 INLINE void attend_chunk_typed(const call *c, const tile *t, int64_t kv_head, int64_t chunk, const float *query,
                                int64_t dim, int64_t type, partial *p) {
-    const kv_layer *cache = c->cache;
-    const int32_t *table = c->batch->block_tables + t->sequence * c->batch->table_stride;
     const int64_t token_bytes = dim * type_size(type);
-    const int64_t head_bytes = cache->block_size * token_bytes;
     const int64_t end = (chunk + 1) * CHUNK < t->num_keys ? (chunk + 1) * CHUNK : t->num_keys;
+    places two[2];
     for (int64_t r = 0; r < t->num_tokens * c->group; r++) {
         p->max[r] = -INFINITY;
         p->sum[r] = 0.0f;
         memset(p->acc + r * dim, 0, (size_t)dim * sizeof(float));
     }
-    for (int64_t first = chunk * CHUNK; first < end; first += SPAN) {
-        const int64_t count = end - first < SPAN ? end - first : SPAN;
-        const char *keys[SPAN], *values[SPAN];
-        int64_t block = first / cache->block_size, offset = first % cache->block_size;
-        for (int64_t k = 0; k < count; block++, offset = 0) {
-            const int64_t start = (table[block] * cache->num_kv_heads + kv_head) * head_bytes;
-            for (; offset < cache->block_size && k < count; offset++, k++) {
-                keys[k] = (const char *)cache->key + start + offset * token_bytes;
-                values[k] = (const char *)cache->value + start + offset * token_bytes;
-            }
+    for (int64_t first = chunk * CHUNK, count = 0; first < end; first += count) {
+        const places *here = &two[first / SPAN % 2];
+        places *next = &two[(first / SPAN + 1) % 2];
+        count = end - first < SPAN ? end - first : SPAN;
+        if (first == chunk * CHUNK) {
+            find_places(c, t, kv_head, first, count, token_bytes, &two[first / SPAN % 2]);
+            prefetch(here->keys, count, token_bytes);
         }
-        attend_span(c, t, query, keys, values, first, count, dim, type, p);
+        prefetch(here->values, count, token_bytes);
+        if (first + SPAN < end) {
+            const int64_t more = end - first - SPAN < SPAN ? end - first - SPAN : SPAN;
+            find_places(c, t, kv_head, first + SPAN, more, token_bytes, next);
+            prefetch(next->keys, more, token_bytes);
+        }
+        attend_span(c, t, query, here->keys, here->values, first, count, dim, type, p);
     }
 }
 

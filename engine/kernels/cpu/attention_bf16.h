@@ -16,8 +16,8 @@ INLINE __m512i pair_of(const uint16_t *p) {
     return _mm512_set1_epi32(pair);
 }
 
-INLINE f32x16 add_pairs(f32x16 sum, __m512i a, __m512i b) {
-    return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+INLINE vf32 add_pairs(vf32 sum, __m512i a, __m512i b) {
+    return (vf32)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
 
 INLINE void round_to_bf16(const float *from, int64_t count, uint16_t *to) {
@@ -26,29 +26,29 @@ INLINE void round_to_bf16(const float *from, int64_t count, uint16_t *to) {
 }
 
 /* columns[i] = dimensions 2i and 2i + 1 of 16 keys; those beyond `count` are zero. dim: a multiple of 32. */
-INLINE void key_pairs_to_columns(const char *const *keys, int64_t count, int64_t dim, i32x16 *columns) {
+INLINE void key_pairs_to_columns(const char *const *keys, int64_t count, int64_t dim, vi32 *columns) {
     for (int64_t d = 0; d < dim / 2; d += 16) {
-        i32x16 m[16];
+        vi32 m[16];
         if (count >= 16) {
 #pragma GCC unroll 16
-            for (int k = 0; k < 16; k++) m[k] = (i32x16)load_f32((const float *)keys[k] + d);
+            for (int k = 0; k < 16; k++) m[k] = (vi32)load_f32((const float *)keys[k] + d);
         } else {
-            for (int k = 0; k < 16; k++) m[k] = (i32x16){0};
-            for (int k = 0; k < count; k++) m[k] = (i32x16)load_f32((const float *)keys[k] + d);
+            for (int k = 0; k < 16; k++) m[k] = (vi32){0};
+            for (int k = 0; k < count; k++) m[k] = (vi32)load_f32((const float *)keys[k] + d);
         }
-        transpose_16x16(m);
+        transpose(m);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) columns[d + i] = m[i];
     }
 }
 
 /* As score_rows, over pairs. `stride`: floats from one row of scores to the next. */
-INLINE void score_row_pairs(const uint16_t *query, const i32x16 *left, const i32x16 *right, int64_t dim, int rows,
+INLINE void score_row_pairs(const uint16_t *query, const vi32 *left, const vi32 *right, int64_t dim, int rows,
                             int64_t stride, float *scores) {
-    f32x16 even[4][2], odd[4][2];
-    for (int r = 0; r < rows; r++) even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = (f32x16){0};
+    vf32 even[4][2], odd[4][2];
+    for (int r = 0; r < rows; r++) even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = (vf32){0};
     for (int64_t i = 0; i < dim / 2; i += 2) {
-        i32x16 a = left[i], b = right[i], c = left[i + 1], e = right[i + 1];
+        vi32 a = left[i], b = right[i], c = left[i + 1], e = right[i + 1];
         IN_REGISTER(a);
         IN_REGISTER(b);
         IN_REGISTER(c);
@@ -79,18 +79,18 @@ INLINE void add_value_pairs(const uint16_t *weights, const char *const *values, 
          24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63},
     };
     const __m512i low = _mm512_loadu_si512(places[0]), high = _mm512_loadu_si512(places[1]);
-    f32x16 sum[4][4];
+    vf32 sum[4][4];
     for (int r = 0; r < rows; r++)
         for (int w = 0; w < 2 * width; w++) sum[r][w] = load_f32(acc + r * dim + d + w * 16);
     for (int64_t k = 0; k < count; k += 2) {
         const uint16_t *one = (const uint16_t *)values[k] + d;
         const uint16_t *two = (const uint16_t *)values[k + 1 < count ? k + 1 : k] + d;
-        f32x16 v[4];
+        vf32 v[4];
 #pragma GCC unroll 2
         for (int w = 0; w < width; w++) {
             const __m512i x = _mm512_loadu_si512(one + 32 * w), y = _mm512_loadu_si512(two + 32 * w);
-            v[2 * w] = (f32x16)_mm512_permutex2var_epi16(x, low, y);
-            v[2 * w + 1] = (f32x16)_mm512_permutex2var_epi16(x, high, y);
+            v[2 * w] = (vf32)_mm512_permutex2var_epi16(x, low, y);
+            v[2 * w + 1] = (vf32)_mm512_permutex2var_epi16(x, high, y);
             IN_REGISTER(v[2 * w]);
             IN_REGISTER(v[2 * w + 1]);
         }

@@ -25,12 +25,12 @@ typedef struct {
 
 /* --- rows ----------------------------------------------------------------------------------- */
 
-/* 1 / rms of a row; 16 running sums, then their sum. */
+/* 1 / rms of a row; LANES running sums, then their sum. */
 INLINE float inverse_rms(const float *x, int64_t count, double eps) {
-    f32x16 squares = {0};
+    vf32 squares = {0};
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES) {
-        f32x16 v = load_f32(x + i);
+        vf32 v = load_f32(x + i);
         squares += v * v;
     }
     float sum = sum_lanes(squares);
@@ -134,8 +134,10 @@ static void gate_up_block(const state *s, const decoder_layer *layer, int64_t bl
     for (int64_t r = 0; r < count; r++) {
         float product[BLOCK] ALIGNED;
         for (int64_t half = 0; half < 2 && 2 * block + half < panels; half++) {
-            const f32x16 g = load_f32(gate[half] + r * PANEL), u = load_f32(up[half] + r * PANEL);
-            store_f32(product + half * PANEL, g / (1.0f + exp_f32(-g)) * u);
+            for (int64_t i = 0; i < PANEL; i += LANES) {
+                const vf32 g = load_f32(gate[half] + r * PANEL + i), u = load_f32(up[half] + r * PANEL + i);
+                store_f32(product + half * PANEL + i, g / (1.0f + exp_f32(-g)) * u);
+            }
         }
         quantise_block(&s->wide, first + r, block, product, left);
     }

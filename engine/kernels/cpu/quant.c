@@ -58,17 +58,21 @@ void quantise_block(const quant_rows *to, int64_t row, int64_t block, const floa
         memcpy(whole, from, (size_t)count * sizeof(float));
         from = whole;
     }
-    const f32x16 a = load_f32(from), b = load_f32(from + 16);
-    const i32x16 magnitude = (i32x16){0} + 0x7fffffff;
-    const float highest = max_lanes(max_f32((f32x16)((i32x16)a & magnitude), (f32x16)((i32x16)b & magnitude)));
+    const vi32 magnitude = (vi32){0} + 0x7fffffff;
+    vf32 most = {0};
+#pragma GCC unroll 8
+    for (int i = 0; i < BLOCK; i += LANES) most = max_f32(most, (vf32)((vi32)load_f32(from + i) & magnitude));
+    const float highest = max_lanes(most);
     const float inverse = highest > 0.0f ? 127.0f / highest : 0.0f;
-    const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    const i32x16 x = (i32x16)(a * inverse + magic) - (i32x16)magic;
-    const i32x16 y = (i32x16)(b * inverse + magic) - (i32x16)magic;
-    typedef int8_t i8x16 __attribute__((vector_size(16), aligned(1), may_alias));
-    *(i8x16 *)values = __builtin_convertvector(x, i8x16);
-    *(i8x16 *)(values + 16) = __builtin_convertvector(y, i8x16);
-    const int32_t sum = (int32_t)sum_lanes(__builtin_convertvector(x + y, f32x16)); /* exact: below 2^13 */
+    const vf32 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    vi32 total = {0};
+#pragma GCC unroll 8
+    for (int i = 0; i < BLOCK; i += LANES) {
+        const vi32 x = (vi32)(load_f32(from + i) * inverse + magic) - (vi32)magic;
+        store_i8(values + i, x);
+        total += x;
+    }
+    const int32_t sum = (int32_t)sum_lanes(__builtin_convertvector(total, vf32)); /* exact: below 2^13 */
     to->scales[index] = highest / 127.0f;
     to->sums[index] = highest / 127.0f * (float)sum;
     to->offsets[index] = -128 * sum;
@@ -83,11 +87,11 @@ void quantise_row(const quant_rows *to, int64_t row, const float *from, int64_t 
 
 /* --- products ------------------------------------------------------------------------------- */
 
-#if defined(USE_VNNI)
-
 /* Bytes ahead: the processor's own prefetcher stops at each page's end, which a panel crosses soon. Far
  * enough that a memory's latency passes meanwhile, and less than what a thread claims at a time. */
 #define PREFETCHED 6144
+
+#if defined(USE_VNNI)
 
 INLINE void multiply_tile(const uint8_t *data, const uint16_t *scales, const quant_rows *rows, int64_t first,
                           int64_t count, int64_t kind, float *tile) {
@@ -134,57 +138,94 @@ INLINE void multiply_tile(const uint8_t *data, const uint16_t *scales, const qua
 
 #elif defined(USE_AVX2)
 
-/* 16 outputs x 2 neighbouring products in 16-bit lanes hold 8 x 2 x 15 x 127 for 4-bit weights. For 8
- * bits the activation's sign moves to the weight, so that |a| * w never saturates, and sums are
- * widened at once. */
-INLINE void multiply_tile(const uint8_t *data, const uint16_t *scales, const quant_rows *rows, int64_t first,
+#define ROWS_AT_ONCE 4 /* of 8 outputs and 4 bits each: that many sums stay in 16 registers */
+
+/* Added now and not later: else the compiler keeps products, more than there are registers. */
+#define NOW(x) __asm__ volatile("" : "+x"(x))
+
+/* Sums of products with 4-bit weights fit in 16-bit lanes over a whole block: 8 x 2 x 15 x 127. So weights of
+ * 8 bits are taken as two of 4, 16 x high + low. */
+INLINE void add_products(const uint8_t *data, const int32_t *const *values, int64_t count, int64_t kind,
+                         __m256i sum[ROWS_AT_ONCE][2]) {
+    const __m256i low = _mm256_set1_epi8(15);
+    const int pairs = (int)(block_bytes(kind) / 64);
+#pragma GCC unroll 4
+    for (int r = 0; r < count; r++) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int j = 0; j < pairs; j++) {
+        const __m256i both = _mm256_loadu_si256((const __m256i *)(data + j * 64));
+        __m256i lows = _mm256_and_si256(both, low), highs = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        IN_REGISTER(lows);
+        IN_REGISTER(highs);
+#pragma GCC unroll 4
+        for (int r = 0; r < count; r++) {
+            const __m256i a = _mm256_set1_epi32(values[r][j]);
+            if (kind == WEIGHTS_4BIT) {
+                const __m256i b = _mm256_set1_epi32(values[r][j + 4]);
+                sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(lows, a));
+                sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(highs, b));
+            } else {
+                sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(lows, a));
+                sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(highs, a));
+                NOW(sum[r][1]);
+            }
+            NOW(sum[r][0]);
+        }
+    }
+}
+
+INLINE void multiply_rows(const uint8_t *data, const uint16_t *scales, const quant_rows *rows, int64_t first,
                           int64_t count, int64_t kind, float *tile) {
     const int64_t blocks = rows->num_blocks;
-    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), middle = _mm256_set1_epi8(-128);
-    memset(tile, 0, (size_t)count * PANEL * sizeof(float));
+    const __m256i ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
+    __m256 acc[2][ROWS_AT_ONCE];
+#pragma GCC unroll 4
+    for (int r = 0; r < count; r++) acc[0][r] = acc[1][r] = _mm256_setzero_ps();
     for (int64_t block = 0; block < blocks; block++) {
-        __m256i w[8][2];
-        for (int j = 0; j < 8; j++)
-            for (int half = 0; half < 2; half++) {
-                if (kind == WEIGHTS_4BIT) {
-                    __m256i pair = _mm256_loadu_si256((const __m256i *)(data + block * 256 + j % 4 * 64 + half * 32));
-                    w[j][half] = _mm256_and_si256(j < 4 ? pair : _mm256_srli_epi16(pair, 4), low);
-                } else {
-                    __m256i q = _mm256_loadu_si256((const __m256i *)(data + block * 512 + j * 64 + half * 32));
-                    w[j][half] = _mm256_xor_si256(q, middle);
-                }
-            }
-        for (int64_t r = 0; r < count; r++) {
-            const int64_t index = (first + r) * blocks + block;
-            const int32_t *values = (const int32_t *)(rows->values + index * BLOCK);
-            __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+        const int64_t at = first * blocks + block;
+        const char *ahead = (const char *)data + block * block_bytes(kind) + PREFETCHED;
 #pragma GCC unroll 8
-            for (int j = 0; j < 8; j++) {
-                const __m256i a = _mm256_set1_epi32(values[j]);
-                for (int half = 0; half < 2; half++) {
-                    if (kind == WEIGHTS_4BIT) {
-                        sum[half] = _mm256_add_epi16(sum[half], _mm256_maddubs_epi16(w[j][half], a));
-                    } else {
-                        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(w[j][half], a));
-                        sum[half] = _mm256_add_epi32(sum[half], _mm256_madd_epi16(pairs, ones));
-                    }
-                }
-            }
-            for (int half = 0; half < 2; half++) {
-                const uint16_t *from = scales + block * scale_halves(kind) + half * 8;
-                const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+        for (int j = 0; j < block_bytes(kind) / 64; j++) _mm_prefetch(ahead + j * 64, _MM_HINT_T0);
+        const int32_t *values[ROWS_AT_ONCE];
+#pragma GCC unroll 4
+        for (int r = 0; r < count; r++) values[r] = (const int32_t *)(rows->values + (at + r * blocks) * BLOCK);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            __m256i sum[ROWS_AT_ONCE][2];
+            __asm__ volatile("" ::: "memory"); /* inputs are loaded anew: kept, they would go to memory and back */
+            add_products(data + block * block_bytes(kind) + half * 32, values, count, kind, sum);
+            const uint16_t *from = scales + block * scale_halves(kind) + half * 8;
+            const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+            __m256 least = _mm256_setzero_ps();
+            if (kind == WEIGHTS_4BIT) least = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + PANEL)));
+#pragma GCC unroll 4
+            for (int r = 0; r < count; r++) {
+                const int64_t index = at + r * blocks;
                 const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(rows->scales[index]));
-                float *to = tile + r * PANEL + half * 8;
-                if (kind == WEIGHTS_4BIT) sum[half] = _mm256_madd_epi16(sum[half], ones);
-                __m256 acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[half]), both, _mm256_loadu_ps(to));
-                if (kind == WEIGHTS_4BIT) {
-                    const __m256 least = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + PANEL)));
-                    acc = _mm256_fmadd_ps(least, _mm256_set1_ps(rows->sums[index]), acc);
+                __m256i whole = _mm256_madd_epi16(sum[r][0], ones);
+                if (kind == WEIGHTS_8BIT) {
+                    whole = _mm256_add_epi32(whole, _mm256_madd_epi16(sum[r][1], sixteens));
+                    whole = _mm256_add_epi32(whole, _mm256_set1_epi32(rows->offsets[index]));
                 }
-                _mm256_storeu_ps(to, acc);
+                acc[half][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole), both, acc[half][r]);
+                if (kind == WEIGHTS_4BIT)
+                    acc[half][r] = _mm256_fmadd_ps(least, _mm256_set1_ps(rows->sums[index]), acc[half][r]);
             }
         }
     }
+#pragma GCC unroll 4
+    for (int r = 0; r < count; r++) {
+        _mm256_storeu_ps(tile + r * PANEL, acc[0][r]);
+        _mm256_storeu_ps(tile + r * PANEL + 8, acc[1][r]);
+    }
+}
+
+/* At most MAX_TILE rows, in two passes: a panel stays in the nearest cache from one to the next. */
+INLINE void multiply_tile(const uint8_t *data, const uint16_t *scales, const quant_rows *rows, int64_t first,
+                          int64_t count, int64_t kind, float *tile) {
+    const int64_t passes = (count + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, most = (count + passes - 1) / passes;
+    multiply_rows(data, scales, rows, first, most, kind, tile);
+    if (passes > 1) multiply_rows(data, scales, rows, first + most, count - most, kind, tile + most * PANEL);
 }
 
 #else

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -117,6 +118,36 @@ def test_query_may_be_bfloat16_and_strided(dtype: torch.dtype) -> None:
     got = attend("c", query, keys, values, batch, 0.125)
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got.float(), expected.float(), rtol=1e-2, atol=1e-2)
+
+
+@needs_c
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (24, 7), (20, 1)])
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_portable_build_agrees(
+    portable: ctypes.CDLL, dtype: torch.dtype, head_dim: int, group: int, is_tree: bool
+) -> None:
+    lens = [(0, 1), (0, 37), (70, 3), (600, 9), (257, 16), (63, 1)]
+    batch, num_blocks = make_batch(lens, 16, random.Random(5), is_tree=is_tree)
+    keys, values = torch.randn(2, num_blocks, 2, 16, head_dim).to(dtype)
+    query = torch.randn(len(batch.slots), 2 * group, head_dim)
+    expected = reference.paged_attention(query, keys, values, batch, 0.2)
+    got = native.paged_attention(portable, query, keys, values, batch, 0.2)
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-3 if dtype == torch.float32 else 1e-2)
+
+
+@needs_c
+def test_portable_build_gives_a_token_the_same_bits_in_any_chunking(portable: ctypes.CDLL) -> None:
+    batch, num_blocks = make_batch([(300, 40)], 16, random.Random(6))
+    keys, values = torch.randn(2, num_blocks, 2, 16, 24)
+    query = torch.randn(40, 14, 24)
+    together = native.paged_attention(portable, query, keys, values, batch, 0.2)
+    for chunk in (1, 7):
+        for first in range(0, 40, chunk):
+            last = min(first + chunk, 40)
+            part = take_rows(batch, 0, first, last)
+            alone = native.paged_attention(portable, query[first:last], keys, values, part, 0.2)
+            assert torch.equal(alone, together[first:last])
 
 
 def take_rows(batch: ForwardBatch, sequence: int, first: int, last: int) -> ForwardBatch:
