@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.kernels import choose_rows, has_choose_rows
 from engine.processors import (
     adjusted_rows,
+    changed_scores,
     filtered,
     filtered_rows,
     prefers_whole_rows,
@@ -19,7 +21,7 @@ from engine.processors import (
     scaled_rows,
 )
 from engine.sampling_state import LogitsRow, SamplingState, has_filters
-from engine.spec.randomness import gumbel_of, gumbel_rows
+from engine.spec.randomness import counter_rows, gumbel_of, gumbel_rows
 from engine.types import TokenLogprob
 
 __all__ = ["LogitsRow", "SamplingState", "argmax_rows", "choose", "token_logprobs"]
@@ -44,12 +46,25 @@ def choose(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> list[int]:
     no token.
     """
     tokens = [0] * len(rows)
+    left = list(range(len(rows)))
+    if has_choose_rows(logits):
+        fit = [i for i in left if rows[i].state.grammar is None]  # masks of grammars are torch's matter
+        left = [i for i in left if rows[i].state.grammar is not None]
+        for i, token in zip(fit, _choose_by_kernel(logits, [rows[i] for i in fit]), strict=True):
+            tokens[i] = token
     for is_greedy, decide in ((True, _decide_greedily), (False, _sample)):
-        picked = [i for i, row in enumerate(rows) if row.state.params.is_greedy == is_greedy]
+        picked = [i for i in left if rows[i].state.params.is_greedy == is_greedy]
         if picked:
             for i, token in zip(picked, decide(logits, [rows[i] for i in picked]), strict=True):
                 tokens[i] = token
     return tokens
+
+
+def _choose_by_kernel(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> list[int]:
+    if not rows:
+        return []
+    counters = counter_rows([row.state.key for row in rows], [row.position for row in rows])
+    return choose_rows(logits, rows, counters, [changed_scores(logits, row) for row in rows])
 
 
 def _decide_greedily(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> list[int]:

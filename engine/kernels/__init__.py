@@ -15,19 +15,23 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from engine.batch import ForwardBatch
-from engine.kernels import native, reference, vectorised
+from engine.kernels import native, native_choose, reference, vectorised
 
 if TYPE_CHECKING:
+    from engine.sampling_state import LogitsRow
     from engine.spec.walk import Walk
     from engine.types import AcceptRule
 
 __all__ = [
     "add_rms_norm",
+    "choose_rows",
     "compact_kv",
     "fused_verify",
+    "has_choose_rows",
     "kernels_in_use",
     "paged_attention",
     "rotate_and_write",
@@ -144,11 +148,29 @@ def fused_verify(
     return verify.decide
 
 
+def has_choose_rows(logits: torch.Tensor) -> bool:
+    """True where `choose_rows` can read these logits."""
+    is_plain = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(1) == 1
+    return is_plain and _uses_c() and native.load_library() is not None
+
+
+def choose_rows(
+    logits: torch.Tensor,
+    rows: Sequence[LogitsRow],
+    counters: np.ndarray,
+    changes: Sequence[tuple[np.ndarray, np.ndarray] | None],
+) -> list[int]:
+    """The token each row decides by itself, no grammar among them; see `native_choose.choose_rows`."""
+    library = native.load_library()
+    assert library is not None
+    return native_choose.choose_rows(library, logits, rows, counters, changes)
+
+
 def kernels_in_use(device: torch.device, dtype: torch.dtype) -> str:
     """Names of the implementations that run for this device and KV dtype, for step records."""
     if uses_triton(device):
         return "attention=triton kv_write=triton verify=triton"
     may_use_c = device.type == "cpu" and _uses_c() and native.load_library() is not None
     if may_use_c and native.supports(dtype, dtype):
-        return "attention=c kv_write=c"
+        return "attention=c kv_write=c sampling=c"
     return "attention=torch kv_write=torch"

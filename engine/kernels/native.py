@@ -76,7 +76,11 @@ def load_library() -> Library | None:
 
 def declare(library: Library) -> None:
     """State the signatures of the C functions."""
-    from engine.kernels import native_decoder, native_draft  # here, since they build on this module
+    from engine.kernels import (
+        native_choose,
+        native_decoder,
+        native_draft,
+    )  # here, since they build on this module
 
     library.specgate_write_kv.argtypes = [
         POINTER(HeadRows),
@@ -98,6 +102,7 @@ def declare(library: Library) -> None:
     native_decoder.declare_products(library)
     native_decoder.declare_decoder(library)
     native_draft.declare_draft(library)
+    native_choose.declare_choose(library)
 
 
 def supports(query_dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int = 1, group: int = 1) -> bool:

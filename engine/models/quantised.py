@@ -89,7 +89,8 @@ class QuantisedLM:
     def kernels(self) -> str:
         """Which implementations of the hot operations run, for step records."""
         bits = sorted({product.bits for layer in self.layers for product in (layer.qkv, layer.down)})
-        return f"decoder=c-w{'w'.join(map(str, bits))}a8 attention=c kv_write=c head=c-w{self.head.bits}a8"
+        products = f"decoder=c-w{'w'.join(map(str, bits))}a8 head=c-w{self.head.bits}a8"
+        return f"{products} attention=c kv_write=c sampling=c"
 
     def new_cache(self, num_blocks: int, block_size: int) -> PagedCache:
         """An empty KV cache that fits this model."""

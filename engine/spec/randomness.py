@@ -96,7 +96,7 @@ def gumbel_rows(
 ) -> torch.Tensor:
     """Row i is `keys[i].gumbel(positions[i], vocab_size)`: [num_rows, vocab_size] float32."""
     num_blocks = (vocab_size + 3) // 4
-    rows = _counter_rows(keys, positions)
+    rows = counter_rows(keys, positions).T
     if torch.device(device).type == "cpu":
         words = philox_rows(rows.T, num_blocks)
         if words is None:
@@ -115,7 +115,7 @@ def gumbel_of(
     lengths = [len(ids) for ids in token_ids]
     device = token_ids[0].device
     ids = torch.cat(list(token_ids)).cpu().numpy()
-    rows = np.repeat(_counter_rows(keys, positions), lengths, axis=1)  # [5, num]
+    rows = np.repeat(counter_rows(keys, positions).T, lengths, axis=1)  # [5, num]
     words = np.stack(_philox_numpy(ids // 4, rows), axis=-1)[np.arange(len(ids)), ids % 4]
     noise = _to_gumbel(torch.from_numpy(words.astype(np.float32)))
     return list(torch.split(noise.to(device), lengths))
@@ -125,13 +125,14 @@ def _key_words(key: RandomKey) -> tuple[int, int]:
     return key.seed & _WORD, (key.seed >> 32) & _WORD
 
 
-def _counter_rows(keys: Sequence[RandomKey], positions: Sequence[int]) -> np.ndarray:
-    """Position, salt, stream, key low, key high of every row: [5, num_rows] uint64."""
+def counter_rows(keys: Sequence[RandomKey], positions: Sequence[int]) -> np.ndarray:
+    """Where each row's Gumbel noise is counted from: position, salt, stream, key low, key high,
+    [num_rows, 5] uint64."""
     rows = [
         (position, key.salt, _GUMBEL_STREAM, *_key_words(key))
         for key, position in zip(keys, positions, strict=True)
     ]
-    return np.array(rows, dtype=np.uint64).reshape(-1, 5).T
+    return np.array(rows, dtype=np.uint64).reshape(-1, 5)
 
 
 def _words_by_row(num_blocks: int, rows: np.ndarray) -> np.ndarray:
@@ -152,7 +153,7 @@ def _words_by_row(num_blocks: int, rows: np.ndarray) -> np.ndarray:
 
 
 def _philox_numpy(blocks: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Philox over blocks that broadcast with each of `rows` (see `_counter_rows`): four uint64 arrays."""
+    """Philox over blocks that broadcast with each of `rows` (`counter_rows` transposed): uint64 each."""
     shape = np.broadcast_shapes(blocks.shape, rows.shape[1:])
     c0 = np.empty(shape, dtype=np.uint64)
     c0[...] = blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,13 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InvalidLogits
-from engine.kernels import reference_verify
+from engine.kernels import CHOICE_VARIABLE, reference_verify
 from engine.processors import adjusted_rows, filtered, filtered_rows, probabilities
 from engine.sampling import LogitsRow, SamplingState, argmax_rows, choose, token_logprobs
 from engine.spec.randomness import RandomKey
 from engine.types import AcceptRule, SamplingParams
 
 EOS = 0
+
+
+@pytest.fixture(scope="module", params=["auto", "torch"], autouse=True)
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here holds for the C kernels and for torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CHOICE_VARIABLE, request.param)
+        yield
 
 
 def state(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InvalidLogits
-from engine.kernels import reference_verify
+from engine.kernels import CHOICE_VARIABLE, reference_verify
 from engine.sampling import LogitsRow, choose
 from engine.spec.faults import find_faults
 from engine.spec.randomness import RandomKey
@@ -21,6 +22,14 @@ from engine.types import AcceptRule, SamplingParams
 
 VOCAB = 12
 GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module", params=["auto", "torch"], autouse=True)
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here holds for the C kernels and for torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CHOICE_VARIABLE, request.param)
+        yield
 
 
 def state(
