@@ -8,7 +8,7 @@ switch. No clock and no randomness: the step's own time is given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from specgate.policy.probing import Probing
 from specgate.policy.reasons import Reason
 from specgate.policy.seats import Seat, Table
 from specgate.policy.shut import Shut, ShutList
-from specgate.policy.step_choice import Plan, Settled, solve
+from specgate.policy.step_choice import Choices, Plan, Settled, solve
 from specgate.policy.view import ModelView
 
 _LOOK_EVERY = 8  # steps between two looks at probes,
@@ -28,6 +28,7 @@ _SOLVE_EVERY = 32  # steps for which a plan is kept at most
 _MOST_ROWS = 16  # computed anew in one step
 _SAME_RATE = 2e-3  # by which the rate may still move where a plan is kept
 _ROUNDS_NEW = 2  # of the price, when the batch is another
+_TO_STAY = 0.5  # of the margin that a step's drafts must bring, where the last step's did
 _MOST_JOINED = 1 / 8  # of the batch, that may come or go before all are weighed anew
 
 
@@ -54,6 +55,7 @@ class StepPlanner:
         self._step = 0  # the engine's, of the call before
         self._has_slept = False  # it may have, since then
         self._num_passed = 1  # steps since then
+        self._is_plain = True  # nobody drafts: it would bring too little
         self._num_joined = 0  # came or went since all were weighed
         self._plans: list[SpecPlan] = []  # by column
         self._steady: tuple[Plan, dict[str, SpecPlan]] | None = None  # holds until something changes
@@ -160,11 +162,14 @@ class StepPlanner:
         if view.num_prefill_tokens > 0 and self._rate > 0:
             # Prompts make this step long whatever is drafted; a second is worth what it always is.
             prices = table.prices
-            chosen = rows.choose(prices, settled.shared, self._rate, prices.mixed_token_s)
+            chosen: Sequence[int] = [0] * len(free)
+            if not self._is_plain:
+                chosen = rows.choose(prices, settled.shared, self._rate, prices.mixed_token_s)
             plan = rows.cost(prices, chosen, settled)
         else:
             rate, is_new = self._rate, is_fresh or not is_same
             plan = solve(rows, table.prices, settled, rate, _ROUNDS_NEW if is_new else 1)
+            plan = self._unless_too_little(plan, rows, settled, table)
             self._rate = plan.rate
             is_calm = is_calm and (is_new or abs(plan.rate - rate) <= _SAME_RATE * rate)
         self._last = (view.now_s, plan)
@@ -184,6 +189,20 @@ class StepPlanner:
         self._end_step(free, plans, view, table)
         return plans
 
+    def _unless_too_little(self, plan: Plan, rows: Choices, settled: Settled, table: Table) -> Plan:
+        """Plain decoding for all, where the drafts of a whole step promise less than the margin.
+
+        Planning, looking up and verifying take a percent or two that no draft is charged with, and prices are
+        wrong by as much; and while nobody drafts the planner need not be asked.
+        """
+        if not plan.num_drafted:
+            self._is_plain = True
+            return plan
+        plain = rows.cost(table.prices, [0] * len(rows.tokens), settled)
+        least = table.margin if self._is_plain else table.margin * _TO_STAY
+        self._is_plain = plan.rate < (1 + least) * plain.rate
+        return plain if self._is_plain else plan
+
     def _join(
         self, free: list[Seat], kept: dict[str, SpecPlan], view: StepView, table: Table
     ) -> tuple[Plan, dict[str, SpecPlan]]:
@@ -197,7 +216,11 @@ class StepPlanner:
         if self._num_joined > _MOST_JOINED * len(free):
             return Plan((), 0.0, 0.0, 0.0), {}
         settled = self._settle(view, stay, table)
-        plan = solve(table.rows([seat.row for seat in come]), table.prices, settled, self._rate, 1)
+        rows = table.rows([seat.row for seat in come])
+        if self._is_plain:
+            plan = rows.cost(table.prices, [0] * len(come), settled)
+        else:
+            plan = solve(rows, table.prices, settled, self._rate, 1)
         self._rate = plan.rate
         plans = {seat.view.seq_id: kept[seat.view.seq_id] for seat in stay}
         for seat, column in zip(come, plan.column, strict=True):

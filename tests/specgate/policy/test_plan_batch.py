@@ -10,9 +10,12 @@ import pytest
 
 from engine.spec.planner import SequenceView, SpecPlan, StepView
 from engine.types import PolicyAssignment
+from router_models.acceptance import Acceptance
+from router_models.types import AcceptanceCounts, AcceptanceKey
 from specgate.policy.plan_step import StepPlanner
 from specgate.policy.reasons import Reason
 from specgate.policy.shut import Shut
+from specgate.policy.view import ModelView
 from tests.specgate.policy.plan_samples import AUTO, STEP, model, ran, sequence
 
 
@@ -149,3 +152,41 @@ def test_a_trial_counts_its_own_steps_only(leaves: bool) -> None:
     assert len(running) == 24 - leaves
     for s in running:
         assert sum(steps for steps, *_ in planner._seats[s.seq_id].counts) == tried[s.seq_id]
+
+
+def mixed_model() -> ModelView:
+    """N-gram finds all of a code edit and nothing of a chat; a token costs half a millisecond."""
+    acceptance = Acceptance()
+    for task, a in (("code_edit", 1.0), ("chat", 0.02)):
+        accepted = tuple(round(1000 * a**j) for j in range(1, 6))
+        counts = AcceptanceCounts(1000, 1000, (1000,) * 5, accepted)
+        acceptance.learn_one(AcceptanceKey("ngram", task), counts)
+    keys = [AcceptanceKey("ngram", task, "greedy") for task in (None, "chat", "code_edit")]
+    step = replace(STEP, c_tok_s=5e-4, c_tok_above_s=5e-4)
+    known = tuple(map(acceptance.predict_one, keys))
+    return ModelView(1, step, known, {"ngram": 4}, {"ngram": 1000.0})
+
+
+def test_a_step_drafts_only_where_its_drafts_bring_more_than_the_margin() -> None:
+    """One of sixty whose drafts all stand is worth 2.7 % of a step, two are 5.4. Below the margin of 3 %
+    nobody drafts, for the drafts would slow the others by as much; once they do, half of it is enough."""
+    planner = StepPlanner()
+    planner.use(mixed_model())
+
+    def drafting(first_step: int, num_good: int) -> set[str]:
+        names: set[str] = set()
+        running = [sequence(f"{first_step}-{i}", AUTO) for i in range(60 - num_good)]
+        running += [sequence(f"good-{i}", AUTO, label="code_edit") for i in range(num_good)]
+        for step in range(first_step, first_step + 100):
+            plans = planner.plan(StepView(step, step * 0.04, tuple(running), 0, 0, 100))
+            late = step >= first_step + 40
+            chosen = {n for n, p in plans.items() if p.reason == Reason.PREDICTED_FASTEST}
+            names |= {n for n in chosen if late and plans[n].max_draft_tokens > 0}
+            running = [ran(s, plans, 1.0 if s.label == "code_edit" else 0.02) for s in running]
+        return names
+
+    assert drafting(0, num_good=1) == set()
+    assert drafting(100, num_good=2) == {"good-0", "good-1"}
+    assert drafting(200, num_good=1) == {"good-0"}
+    assert drafting(300, num_good=0) == set()
+    assert drafting(400, num_good=1) == set()
