@@ -42,7 +42,7 @@ def adjusted_rows(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> torch.Tens
     for start, row in zip(range(0, len(flat), vocab_size), rows, strict=True):
         params = row.state.params
         if row.state.grammar is None:  # else the grammar's mask sees to it
-            masked += [start + token for token in row.unwanted_ends]
+            masked += [start + token for token in row.unwanted_ends if 0 <= token < vocab_size]
         for token, bias in params.logit_bias.items():
             biased[start + token] = bias
     if masked:
@@ -102,7 +102,10 @@ def changed_scores(logits: torch.Tensor, row: LogitsRow) -> tuple[np.ndarray, np
     params = row.state.params
     logits_of_row = logits[row.index].numpy()
     if row.unwanted_ends or params.logit_bias:
-        masked, biased = list(row.unwanted_ends), list(params.logit_bias)
+        masked = [
+            token for token in row.unwanted_ends if 0 <= token < logits.shape[1]
+        ]  # a file may name others
+        biased = list(params.logit_bias)
         known, counts = row.state.history.with_path(row.path) if has_penalties(params) else (None, None)
         touched = [np.array(masked + biased, dtype=np.int64), *([] if known is None else [known])]
         token_ids = np.unique(np.concatenate(touched))

@@ -35,6 +35,7 @@ __all__ = [
     "kernels_in_use",
     "paged_attention",
     "rotate_and_write",
+    "sampling_in_use",
     "silu_mul",
     "uses_triton",
     "write_kv",
@@ -148,10 +149,16 @@ def fused_verify(
     return verify.decide
 
 
+def sampling_in_use(device: torch.device) -> str:
+    """Which implementation decides rows of float32 logits on this device, for step records."""
+    if uses_triton(device):
+        return "triton"
+    return "c" if device.type == "cpu" and _uses_c() and native.load_library() is not None else "torch"
+
+
 def has_choose_rows(logits: torch.Tensor) -> bool:
     """True where `choose_rows` can read these logits."""
-    is_plain = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(1) == 1
-    return is_plain and _uses_c() and native.load_library() is not None
+    return sampling_in_use(logits.device) == "c" and logits.dtype == torch.float32 and logits.stride(1) == 1
 
 
 def choose_rows(
@@ -172,5 +179,5 @@ def kernels_in_use(device: torch.device, dtype: torch.dtype) -> str:
         return "attention=triton kv_write=triton verify=triton"
     may_use_c = device.type == "cpu" and _uses_c() and native.load_library() is not None
     if may_use_c and native.supports(dtype, dtype):
-        return "attention=c kv_write=c sampling=c"
+        return f"attention=c kv_write=c sampling={sampling_in_use(device)}"
     return "attention=torch kv_write=torch"

@@ -57,8 +57,10 @@ def choose_rows(
     first, stride = logits.data_ptr(), logits.stride(0) * logits.element_size()
     table["logits"] = [first + row.index * stride for row in rows]
     table["counter"] = counters
-    for name in ("min_p", "top_p", "top_k"):
+    for name in ("min_p", "top_p"):
         table[name] = [getattr(row.state.params, name) for row in rows]
+    top_k = [row.state.params.top_k for row in rows]
+    table["top_k"] = [k if k < vocab_size else 0 for k in top_k]  # all of it is no filter
     table["temperature"] = [
         0.0 if row.state.params.is_greedy else row.state.params.temperature for row in rows
     ]

@@ -14,7 +14,7 @@ import torch
 
 from engine.batch import ForwardBatch
 from engine.errors import ModelSourceError
-from engine.kernels import native
+from engine.kernels import native, sampling_in_use
 from engine.kernels.native_decoder import DecoderSizes, NativeDecoder, QuantLayer, QuantLinear
 from engine.kernels.native_draft import NativeDraftHead
 from engine.kv.paged_cache import PagedCache
@@ -90,7 +90,7 @@ class QuantisedLM:
         """Which implementations of the hot operations run, for step records."""
         bits = sorted({product.bits for layer in self.layers for product in (layer.qkv, layer.down)})
         products = f"decoder=c-w{'w'.join(map(str, bits))}a8 head=c-w{self.head.bits}a8"
-        return f"{products} attention=c kv_write=c sampling=c"
+        return f"{products} attention=c kv_write=c sampling={sampling_in_use(self.device)}"
 
     def new_cache(self, num_blocks: int, block_size: int) -> PagedCache:
         """An empty KV cache that fits this model."""

@@ -152,7 +152,10 @@ class PolicyConfig:
     slo_ttft_ms: float | None = setting(None, "objective slo: time to first token to meet", gt=0)
     slo_tpot_ms: float | None = setting(None, "objective slo: time per output token to meet", gt=0)
     switch_margin: float = setting(
-        0.03, "a policy must be predicted better by this share to replace the one in force", ge=0, le=0.5
+        0.03,
+        "what replaces the policy in force must be better by this share, drafts in a step than none",
+        ge=0,
+        le=0.5,
     )
     limits_always: bool = setting(
         False, "the two limits above hold also where the latency model knows what each policy costs"

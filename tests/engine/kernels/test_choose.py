@@ -13,7 +13,7 @@ import torch
 
 from engine.errors import InvalidLogits
 from engine.kernels import native, native_choose, reference_verify
-from engine.processors import changed_scores
+from engine.processors import adjusted_rows, changed_scores
 from engine.sampling_state import LogitsRow, SamplingState
 from engine.spec.randomness import RandomKey, counter_rows
 from engine.spec.tree import EMPTY_TREE
@@ -160,3 +160,16 @@ def test_the_struct_has_the_size_that_c_gives_it(tmp_path: Path) -> None:
     source.write_text(f'#include "{header}"\nint64_t size(void) {{ return sizeof(choice_row); }}\n')
     build.compile_library(build.find_compiler() or "cc", [source], tmp_path / "size.so", cpu_flags=())
     assert ctypes.CDLL(str(tmp_path / "size.so")).size() == native_choose._ROW.itemsize
+
+
+@pytest.mark.parametrize("end", [-1, 300, 10**9])
+def test_an_end_token_outside_the_vocabulary_touches_nothing(end: int) -> None:
+    """A model's file may name one; min_tokens then has nothing to forbid."""
+    logits = torch.randn(2, 300)
+    params = SamplingParams(temperature=0.0, min_tokens=5)
+    state = SamplingState(params, (1,), (), frozenset({end, 7}), RandomKey(1), AcceptRule.RATIO)
+    logits[:, 7], logits[:, 8], logits[:, 299] = 9.0, 8.0, 7.0
+    rows = [LogitsRow(0, state), LogitsRow(1, state)]
+    assert choose(LIBRARY, logits, rows) == [8, 8]
+    assert adjusted_rows(logits, rows).argmax(1).tolist() == [8, 8]
+    assert (adjusted_rows(logits, rows) == -torch.inf).sum() == 2
