@@ -15,7 +15,7 @@
 #include "philox.h"
 #include "vec.h"
 
-#define TILE (4 * AT_ONCE)   /* tokens that share a bound */
+#define TILE 128             /* tokens that share a bound; a multiple of 4 * LANES */
 #define AHEAD 1024           /* logits to be read soon: the processor itself foresees no page after this one */
 #define FEW 1024             /* candidates that need no memory of their own */
 #define MOST_NOISE 22.9f     /* of the smallest word */
@@ -101,9 +101,9 @@ INLINE float noise_of(uint32_t word) {
 }
 
 INLINE float noise_of_token(const choice_row *row, int64_t token) {
-    vu32 words[4][AT_ONCE / LANES];
-    philox_blocks(row->counter, (uint32_t)(token / 4), words);
-    return noise_of(words[token % 4][0][0]);
+    vu32 words[4];
+    philox_lanes(row->counter, (uint32_t)(token / 4), words);
+    return noise_of(words[token % 4][0]);
 }
 
 /* No larger word is noise above `least`: a little more than 2^32 (1 - exp(-exp(-least))). */
@@ -127,17 +127,17 @@ static __attribute__((noinline)) void contend_tile(const choice_row *row, const 
     const float temperature = row->temperature, least = leader->score - (tile_best - best) / temperature;
     if (least > MOST_NOISE) return;
     const uint32_t limit = largest_word(least);
-    vu32 words[4][AT_ONCE / LANES];
-    philox_blocks(row->counter, (uint32_t)(first / 4), words);
-    for (int i = 0; i < AT_ONCE / LANES; i++) {
+    for (int64_t block = 0; block < TILE / 4; block += LANES) {
+        vu32 words[4];
         vi32 hits = {0};
-        for (int w = 0; w < 4; w++) hits |= words[w][i] <= limit;
+        philox_lanes(row->counter, (uint32_t)(first / 4 + block), words);
+        for (int w = 0; w < 4; w++) hits |= words[w] <= limit;
         if (sum_lanes(__builtin_convertvector(hits, vf32)) == 0.0f) continue;
         for (int lane = 0; lane < LANES; lane++)
             for (int w = 0; w < 4; w++) {
-                const int64_t at = 4 * (i * LANES + lane) + w;
-                if (at < count && words[w][i][lane] <= limit)
-                    contend(leader, first + at, (scores[at] - best) / temperature + noise_of(words[w][i][lane]));
+                const int64_t at = 4 * (block + lane) + w;
+                if (at < count && words[w][lane] <= limit)
+                    contend(leader, first + at, (scores[at] - best) / temperature + noise_of(words[w][lane]));
             }
     }
 }

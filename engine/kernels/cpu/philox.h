@@ -6,8 +6,6 @@
 
 #include "vec.h"
 
-#define AT_ONCE 32 /* blocks, a multiple of LANES */
-
 /* high and low words of x * by, lane by lane. */
 INLINE void multiply_words(vu32 x, uint32_t by, vu32 *high, vu32 *low) {
 #if HAS_AVX512
@@ -29,32 +27,28 @@ INLINE void multiply_words(vu32 x, uint32_t by, vu32 *high, vu32 *low) {
 #endif
 }
 
-/* words[w][i]: word w of the LANES blocks from first + i * LANES on. row: the upper counter words (position, salt,
- * stream) and the key (low, high). */
-INLINE void philox_blocks(const uint64_t *row, uint32_t first, vu32 words[4][AT_ONCE / LANES]) {
-    vu32 count;
-    for (int i = 0; i < LANES; i++) count[i] = (uint32_t)i;
-    for (int i = 0; i < AT_ONCE / LANES; i++) {
-        vu32 c0 = count + (first + (uint32_t)(i * LANES)), c1 = (vu32){0} + (uint32_t)row[0];
-        vu32 c2 = (vu32){0} + (uint32_t)row[1], c3 = (vu32){0} + (uint32_t)row[2];
-        uint32_t k0 = (uint32_t)row[3], k1 = (uint32_t)row[4];
+/* words[w]: word w of the LANES blocks from `first` on. row: the upper counter words (position, salt, stream) and
+ * the key (low, high). */
+INLINE void philox_lanes(const uint64_t *row, uint32_t first, vu32 words[4]) {
+    vu32 c0, c1 = (vu32){0} + (uint32_t)row[0], c2 = (vu32){0} + (uint32_t)row[1], c3 = (vu32){0} + (uint32_t)row[2];
+    uint32_t k0 = (uint32_t)row[3], k1 = (uint32_t)row[4];
+    for (int i = 0; i < LANES; i++) c0[i] = first + (uint32_t)i;
 #pragma GCC unroll 10
-        for (int round = 0; round < 10; round++) {
-            vu32 high0, low0, high1, low1;
-            multiply_words(c0, 0xD2511F53u, &high0, &low0);
-            multiply_words(c2, 0xCD9E8D57u, &high1, &low1);
-            c0 = high1 ^ c1 ^ k0;
-            c2 = high0 ^ c3 ^ k1;
-            c1 = low1;
-            c3 = low0;
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
-        }
-        words[0][i] = c0;
-        words[1][i] = c1;
-        words[2][i] = c2;
-        words[3][i] = c3;
+    for (int round = 0; round < 10; round++) {
+        vu32 high0, low0, high1, low1;
+        multiply_words(c0, 0xD2511F53u, &high0, &low0);
+        multiply_words(c2, 0xCD9E8D57u, &high1, &low1);
+        c0 = high1 ^ c1 ^ k0;
+        c2 = high0 ^ c3 ^ k1;
+        c1 = low1;
+        c3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
     }
+    words[0] = c0;
+    words[1] = c1;
+    words[2] = c2;
+    words[3] = c3;
 }
 
 #endif

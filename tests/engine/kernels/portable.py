@@ -24,12 +24,13 @@ def library_for(machine: str, folder: Path) -> ctypes.CDLL:
     if machine == "avx2" and "avx2" not in build.cpu_capabilities():
         pytest.skip("this CPU has no AVX2")
     target = folder / f"{machine.replace(' ', '_')}.so"
-    build.compile_library(
-        build.find_compiler() or "cc",
-        sorted(build.SOURCE_FOLDER.glob("*.c")),
-        target,
-        cpu_flags=MACHINES[machine],
-    )
+    if not target.exists():
+        build.compile_library(
+            build.find_compiler() or "cc",
+            sorted(build.SOURCE_FOLDER.glob("*.c")),
+            target,
+            cpu_flags=MACHINES[machine],
+        )
     library = ctypes.CDLL(str(target))
     native.declare(library)
     return library
