@@ -83,6 +83,9 @@ class ModelRunner:
             num_tokens=hidden.shape[0],
             num_kv_tokens=sum(row.start + len(row.token_ids) for row in rows),
             num_logits_rows=logits.shape[0] + num_prompt_rows,
+            num_window_kv_tokens=sum(
+                len(tree) * (row.start + len(row.token_ids)) for row, tree in zip(rows, trees, strict=True)
+            ),
         )
 
     def _compute(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -238,6 +238,7 @@ class StepSizes:
     num_tokens: int
     num_kv_tokens: int
     num_logits_rows: int
+    num_window_kv_tokens: int = 0
 
 
 def record_step(
@@ -268,6 +269,7 @@ def record_step(
         forward_s=timer.laps["forward"],
         verify_s=timer.laps["verify"],
         num_preemptions=len(step.preempted),
+        num_window_kv_tokens=sizes.num_window_kv_tokens,
     )
 
 

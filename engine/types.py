@@ -268,6 +268,7 @@ class StepRecord:
     num_planner_errors: int = 0
     kernels: str = ""  # which implementations ran, e.g. "attention=cpu verify=reference"
     is_warm_up: bool = False  # synthetic work, run before any request
+    num_window_kv_tokens: int = 0  # sum over sequences of their draft tokens times the KV tokens attended to
 
 
 @dataclass(frozen=True, slots=True)

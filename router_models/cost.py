@@ -75,7 +75,7 @@ def step_s(
     """
     tokens = batch * (1 + depth)
     seconds = c.c0_s + c.c_seq_s * batch + _tokens_s(c, tokens) + c.c_kv_s * batch * kv_tokens
-    seconds += c.c_sample_s * sampled * tokens
+    seconds += c.c_sample_s * sampled * tokens + c.c_win_s * batch * depth * kv_tokens
     d = c.drafters.get(policy, _NO_DRAFTER)
     asked = d.asked(batch) if depth > 0 else 0.0
     seconds += asked * d.d_lead_s + (1 - asked) * c.c_lead_s
@@ -110,7 +110,7 @@ def request_cost(
     lead_s = asked * d.d_lead_s + (1 - asked) * c.c_lead_s
     c1 = c.p0_s + num_steps * (c.c0_s + lead_s + d.d0_s * calls)
     kv_s = c.c_kv_s * load.kv_tokens
-    per_step = c.c_seq_s + slope * (1 + depth) + kv_s
+    per_step = c.c_seq_s + slope * (1 + depth) + kv_s + c.c_win_s * depth * load.kv_tokens
     if depth > 0:
         per_step += d.d_seq_s + depth * (d.d_tok_s + d.d_kv_s * d.kv_per_target_kv * load.kv_tokens)
     computed = load.prompt_tokens if load.computed_tokens is None else load.computed_tokens

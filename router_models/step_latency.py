@@ -1,6 +1,6 @@
 """How long the next engine step takes, from the work in it (theory: "Online form").
 
-    decode step   T = c0 + c_lead*L + c_seq*B + c_tok*N + c_kv*KV + c_sample*R   + drafters
+    decode step   T = c0 + c_lead*L + c_seq*B + c_tok*N + c_kv*KV + c_win*W + c_sample*R   + drafters
     prefill step  T = p0 + p_tok*(prefill tokens) + p_dec*(other tokens) + p_kv*KV   + drafters
     a drafter     T = d0*calls + d_lead*L' + d_seq*sequences + d_tok*draft tokens + d_kv*draft KV
                       + d_fill*tokens read up on
@@ -9,7 +9,9 @@ Every coefficient is >= 0 and means what it says. The engine times each drafter 
 and drafters are fitted apart and no coefficient has to explain the other's time. A step with any
 prompt tokens in it is a prefill step. L is 1 where the step leads with the target's forward: what the
 last step leaves to others (sending its tokens, on the same cores) delays whatever runs first, and where
-a draft model's calls come first it is they that are delayed: then L' is 1.
+a draft model's calls come first it is they that are delayed: then L' is 1. KV counts what is read, once
+for each sequence; W, the sum of draft tokens times KV tokens, what a window's further tokens have to be
+compared with: on processors that is arithmetic, and no cheaper for what is read already.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from router_models.types import (
     StepTiming,
 )
 
-_KIND, _VERSION = "step_latency", 9
+_KIND, _VERSION = "step_latency", 10
 _LONE_STEPS = 20.0  # in which one sequence drafted, from which on what it needs is read there alone
 
 DECODE = RegressionSpec(
-    names=("c0", "c_seq", "c_tok", "c_kv", "c_sample", "c_lead"),
-    scales=(1.0, 8.0, 16.0, 4096.0, 8.0, 4.0),
+    names=("c0", "c_seq", "c_tok", "c_kv", "c_sample", "c_lead", "c_win"),
+    scales=(1.0, 8.0, 16.0, 4096.0, 8.0, 4.0, 8192.0),
     knees=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
     knee_at=2,
 )
@@ -53,7 +55,8 @@ def _target_row(x: StepFeatures) -> tuple[float, ...]:
     if x.num_prefill_tokens > 0:
         return (1.0, x.num_prefill_tokens, max(x.num_tokens - x.num_prefill_tokens, 0.0), x.num_kv_tokens)
     leads = not any(d.num_calls for d in x.drafts)
-    return (1.0, x.num_sequences, x.num_tokens, x.num_kv_tokens, x.num_sampled_rows, float(leads))
+    work = (x.num_sequences, x.num_tokens, x.num_kv_tokens, x.num_sampled_rows, float(leads))
+    return (1.0, *work, x.num_window_kv_tokens)
 
 
 def _draft_row(d: DraftFeatures) -> tuple[float, ...]:
@@ -208,6 +211,7 @@ class StepLatency:
             c_kv_s=c["c_kv"],
             c_sample_s=c["c_sample"],
             c_lead_s=c["c_lead"],
+            c_win_s=c["c_win"],
             c_tok_above_s=c["c_tok"] if self._decode.knee is None else c["c_tok_above"],
             knee_tokens=self._decode.knee,
             p0_s=p["p0"],

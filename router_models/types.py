@@ -183,6 +183,7 @@ class StepFeatures:
     num_prefill_tokens: float = 0.0
     num_sampled_rows: float = 0.0  # logits rows with temperature > 0
     drafts: tuple[DraftFeatures, ...] = ()
+    num_window_kv_tokens: float = 0.0  # sum over sequences of draft tokens times KV tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +243,8 @@ def _any(chance: float, num: float) -> float:
 class StepCoefficients:
     """The step model as numbers, for the planner and for people.
 
-    decode step:  c0 + c_seq*B + c_tok*min(N, knee) + c_tok_above*max(N - knee, 0) + c_kv*KV + c_sample*R,
-                  and c_lead where no draft calls come before the target's forward
+    decode step:  c0 + c_seq*B + c_tok*min(N, knee) + c_tok_above*max(N - knee, 0) + c_kv*KV + c_win*W
+                  + c_sample*R, and c_lead where no draft calls come before the target's forward
     prefill step: p0 + p_tok*(prefill tokens) + p_dec*(other tokens) + p_kv*KV
     and each drafter's own cost on top. All >= 0.
     """
@@ -260,6 +261,7 @@ class StepCoefficients:
     p_dec_s: float
     p_kv_s: float
     c_lead_s: float = 0.0
+    c_win_s: float = 0.0
     drafters: dict[str, DraftCoefficients] = field(default_factory=dict)
     relative_spread: float = 0.0  # of decode steps, one standard deviation
     num_steps: int = 0

@@ -28,6 +28,7 @@ def features_of(record: StepRecord) -> StepFeatures:
         num_kv_tokens=record.num_kv_tokens,
         num_prefill_tokens=record.num_prefill_tokens,
         num_sampled_rows=record.num_sampled_rows,
+        num_window_kv_tokens=record.num_window_kv_tokens,
         drafts=tuple(map(_draft_features, record.drafts)),
     )
 
@@ -165,11 +166,13 @@ class StepLearner:
         if not record.num_prefill_tokens or not record.num_decode_sequences:
             return None
         batch = record.num_decode_sequences
+        num_tokens = max(record.num_tokens - record.num_prefill_tokens, batch)
         plain = StepFeatures(
             num_sequences=batch,
-            num_tokens=max(record.num_tokens - record.num_prefill_tokens, batch),
+            num_tokens=num_tokens,
             num_kv_tokens=batch * self.meter.kv_per_sequence,
             drafts=tuple(map(_draft_features, record.drafts)),
+            num_window_kv_tokens=(num_tokens - batch) * self.meter.kv_per_sequence,
         )
         predicted = self.model.predict_one(plain)
         return None if predicted.is_prior else predicted.seconds

@@ -31,7 +31,8 @@ _ROUNDS_NEW = 2  # of the price, when the batch is another
 # Margins that a step's drafts must bring: to begin with, and where the last step had some. Gains of 3 to 4 %
 # predicted for a full batch were none when measured (LOG.md, the machine without AVX-512).
 _TO_START, _TO_STAY = 2.0, 1.5
-_MOST_JOINED = 1 / 8  # of the batch, that may come or go before all are weighed anew
+# Of the batch, that may come or go before all are weighed anew: where some draft, and where nobody does.
+_MOST_JOINED, _MOST_JOINED_PLAIN = 1 / 8, 1 / 2
 
 
 class StepPlanner:
@@ -149,7 +150,8 @@ class StepPlanner:
             return plans
         is_fresh = self._refresh(table)
         is_same, self._batch = free == self._batch, free
-        is_calm = not fixed and not view.num_prefill_tokens and not self._probing.plain_left
+        has_prompts = view.num_prefill_tokens > 0
+        is_calm = not fixed and not self._probing.plain_left and not (has_prompts and not self._is_plain)
         if is_calm and self._steady is not None and self._num_steps % _SOLVE_EVERY:
             plan, kept = self._steady  # nothing that was weighed is another now ..
             if is_same:
@@ -163,7 +165,7 @@ class StepPlanner:
         self._steady, self._num_joined = None, 0
         rows = table.rows([seat.row for seat in free])
         settled = self._settle(view, [self._seats[sequence.seq_id] for sequence in fixed], table)
-        if view.num_prefill_tokens > 0 and self._rate > 0:
+        if has_prompts and self._rate > 0:
             # Prompts make this step long whatever is drafted; a second is worth what it always is.
             prices = table.prices
             chosen = rows.choose(prices, settled.shared, self._rate, prices.mixed_token_s)
@@ -187,7 +189,7 @@ class StepPlanner:
                 self._switch(seat, column, table, step)
             seat.granted = seat.arm
             plans[seat.view.seq_id] = plan_now
-        if is_calm:
+        if is_calm and (self._is_plain or not has_prompts):
             self._steady = (plan, plans.copy())
         self._end_step(free, plans, view, table)
         return plans
@@ -210,19 +212,24 @@ class StepPlanner:
         self, free: list[Seat], kept: dict[str, SpecPlan], view: StepView, table: Table
     ) -> tuple[Plan, dict[str, SpecPlan]]:
         """Newcomers to a large batch choose, given what the others do: all of it is not to be weighed anew
-        for each of them. No plans where it is time for that."""
+        for each of them. No plans where it is time for that. (Where nobody drafts, steps that compute prompts
+        are no others: the prompts make drafts dearer, not cheaper.)"""
         stay: list[Seat] = []
         come: list[Seat] = []
         for seat in free:
             (stay if seat.view.seq_id in kept else come).append(seat)
         self._num_joined += len(kept) - len(stay) + len(come)
-        if self._num_joined > _MOST_JOINED * len(free):
+        most = _MOST_JOINED_PLAIN if self._is_plain else _MOST_JOINED
+        if self._num_joined > most * len(free):
             return Plan((), 0.0, 0.0, 0.0), {}
         settled = self._settle(view, stay, table)
         rows = table.rows([seat.row for seat in come])
         plan = solve(rows, table.prices, settled, self._rate, 1)
         if self._is_plain:
             plan = self._unless_too_little(plan, rows, settled, table)
+            if not self._is_plain:  # that changes the step for all
+                self._is_plain = True
+                return Plan((), 0.0, 0.0, 0.0), {}
         self._rate = plan.rate
         plans = {seat.view.seq_id: kept[seat.view.seq_id] for seat in stay}
         for seat, column in zip(come, plan.column, strict=True):

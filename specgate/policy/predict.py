@@ -109,6 +109,7 @@ def _decode(view: ModelView, method: str, curve: AcceptanceCurve | None, depth: 
         ("tokens (c_tok)", below, step.c_tok_s, "tokens"),
         ("tokens above the knee (c_tok_above)", tokens - below, step.c_tok_above_s, "tokens"),
         ("KV (c_kv)", kv, step.c_kv_s, "tokens"),
+        ("windows over KV (c_win)", drafted * kv, step.c_win_s, "tokens"),
         ("sampled rows (c_sample)", sampled * (1 + drafted), step.c_sample_s, "rows"),
         ("between steps", 1.0, view.traffic.between_steps_s, "steps"),
         ("prompts of others", 1.0, view.traffic.prefill_extra_s, "steps"),

@@ -33,6 +33,7 @@ UNITS = {
     "c_tok_above": "s per token beyond the knee",
     "knee": "tokens",
     "c_kv": "s per KV token",
+    "c_win": "s per draft token and KV token of its sequence",
     "c_sample": "s per sampled row",
     "p0": "s per prefill step",
     "p_tok": "s per prompt token",
@@ -57,8 +58,8 @@ def coefficients(step: StepCoefficients) -> dict[str, float]:
     named = {
         "c0": step.c0_s, "c_lead": step.c_lead_s,
         "c_seq": step.c_seq_s, "c_tok": step.c_tok_s, "c_tok_above": step.c_tok_above_s,
-        "c_kv": step.c_kv_s, "c_sample": step.c_sample_s, "p0": step.p0_s, "p_tok": step.p_tok_s,
-        "p_dec": step.p_dec_s, "p_kv": step.p_kv_s,
+        "c_kv": step.c_kv_s, "c_win": step.c_win_s, "c_sample": step.c_sample_s,
+        "p0": step.p0_s, "p_tok": step.p_tok_s, "p_dec": step.p_dec_s, "p_kv": step.p_kv_s,
     }  # fmt: skip
     if step.knee_tokens is not None:
         named["knee"] = step.knee_tokens

@@ -43,7 +43,7 @@ class Arm:
     depth: int  # columns first .. first + depth - 1
     call_s: float  # per call of its draft model, if it has one; shared by all that draft
     seq_s: float  # per drafting sequence
-    kv_s: float  # per draft token and KV token of the target's
+    kv_s: float  # per draft token and KV token of the target's, in the target's window and in the drafter
     token_s: float  # per draft token, in the drafter
     start_s: float = 0.0  # once, if there are calls
     drafter: DraftCoefficients = _NO_DRAFTER
@@ -109,7 +109,7 @@ class Prices:
                     depth=depth,
                     call_s=d.d0_s,
                     seq_s=d.d_seq_s,
-                    kv_s=d.d_kv_s * d.kv_per_target_kv,
+                    kv_s=step.c_win_s + d.d_kv_s * d.kv_per_target_kv,
                     token_s=d.d_tok_s,
                     start_s=d.d_lead_s,
                     drafter=d,

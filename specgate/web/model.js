@@ -4,7 +4,7 @@ import { h, card, swap, table, num, percent, seconds, empty, DASH } from "./dom.
 import { scatter } from "./charts.js";
 import { t } from "./words.js";
 
-const DECODE = [["c0", ""], ["c_lead", ""], ["c_seq", "u_seq"], ["c_tok", "u_tok"], ["c_tok_above", "u_above"], ["c_kv", "u_kv"], ["c_sample", "u_sample"]];
+const DECODE = [["c0", ""], ["c_lead", ""], ["c_seq", "u_seq"], ["c_tok", "u_tok"], ["c_tok_above", "u_above"], ["c_kv", "u_kv"], ["c_win", "u_win"], ["c_sample", "u_sample"]];
 const PREFILL = [["p0", ""], ["p_tok", "u_ptok"], ["p_dec", "u_other"], ["p_kv", "u_kv"]];
 const DRAFT = [["d0", "u_call"], ["d_lead", ""], ["d_seq", "u_seq"], ["d_tok", "u_tok"], ["d_kv", "u_kv"], ["d_fill", "u_fill"]];
 

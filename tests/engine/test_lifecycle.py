@@ -251,6 +251,9 @@ def test_step_records_add_up() -> None:
         drafted = sum(w.num_draft_tokens for w in record.drafts)
         assert record.num_tokens == record.num_prefill_tokens + record.num_decode_sequences + drafted
         assert record.num_kv_tokens >= record.num_tokens
+        assert drafted <= record.num_window_kv_tokens <= drafted * record.num_kv_tokens
+        if record.num_sequences == 1:
+            assert record.num_window_kv_tokens == drafted * record.num_kv_tokens
         assert record.num_sampled_rows <= record.num_logits_rows
         assert record.kernels
     assert sum(r.num_sampled_rows for r in records) >= finished_rows(run, "1")

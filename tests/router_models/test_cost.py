@@ -28,6 +28,7 @@ def coefficients(c_tok: float = 0.001, knee: float | None = None, above: float =
         p_tok_s=0.0005,
         p_dec_s=0.001,
         p_kv_s=0.0,
+        c_win_s=3e-7,
         drafters={"draft": DRAFT, "ngram": DraftCoefficients(d_seq_s=1e-5)},
     )
 
@@ -36,6 +37,7 @@ def test_step_by_hand() -> None:
     c = coefficients()
     assert cost.step_s(c, "baseline", 4, 0, 100) == pytest.approx(0.02 + 4 * 0.0005 + 4 * 0.001 + 4e-4)
     spec = 0.02 + 4 * 0.0005 + 12 * 0.001 + 4e-4 + 2 * 0.002 + 4 * (1e-4 + 2 * 2e-4 + 2 * 100 * 1e-7)
+    spec += 4 * 2 * 100 * 3e-7
     assert cost.step_s(c, "draft", 4, 2, 100) == pytest.approx(spec)
 
 

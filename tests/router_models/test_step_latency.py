@@ -66,6 +66,22 @@ def test_known_costs_are_recovered_under_noise() -> None:
     assert c.knee_tokens is None
 
 
+def test_windows_over_long_contexts_are_told_from_their_tokens() -> None:
+    """A draft token costs what any token does, and what its comparing with the KV before it takes."""
+    rng, model = np.random.default_rng(6), StepLatency()
+
+    def windows() -> tuple[StepFeatures, StepTiming]:
+        x, y = step(rng)
+        over = (x.num_tokens - x.num_sequences) * x.num_kv_tokens / x.num_sequences
+        return replace(x, num_window_kv_tokens=over), StepTiming(y.seconds + 1.5e-6 * over, y.draft_s)
+
+    late = errors(model, windows, 600)[300:]
+    assert np.mean(late) < 0.04
+    c = model.coefficients()
+    assert c.c_win_s == pytest.approx(1.5e-6, rel=0.1)
+    assert c.c_tok_s == pytest.approx(TRUE["c_tok"], rel=0.2)
+
+
 def test_a_machine_at_half_speed_is_followed_within_a_few_steps() -> None:
     rng, model = np.random.default_rng(1), StepLatency()
     errors(model, lambda: step(rng), 400)

@@ -205,7 +205,11 @@ class ScriptedEngine:
         plain_s = costs.base_s + costs.token_s * batch + costs.kv_s * kv
         self.drafted_s += max(seconds - plain_s, 0.0) if work else 0.0
         self.drafting.append((self.now_s, sum(w.num_sequences for w in work), batch))
-        self._record(seconds, batch, num_tokens, 0, kv, tuple(work))
+        lengths = {name: view.num_tokens for name, view in zip(self._running, views, strict=True)}
+        window_kv = sum(
+            depth * lengths[r.request.request_id] for group in drafted.values() for r, depth in group
+        )
+        self._record(seconds, batch, num_tokens, 0, kv, tuple(work), window_kv)
         self._advance({id(r): (m, d) for m, group in drafted.items() for r, d in group})
 
     def _advance(self, granted: dict[int, tuple[str, int]]) -> None:
@@ -242,13 +246,21 @@ class ScriptedEngine:
         )  # fmt: skip
 
     def _record(
-        self, seconds: float, batch: int, tokens: int, prompt: int, kv: int, work: tuple[DraftWork, ...]
+        self,
+        seconds: float,
+        batch: int,
+        tokens: int,
+        prompt: int,
+        kv: int,
+        work: tuple[DraftWork, ...],
+        window_kv: int = 0,
     ) -> None:
         self._num_steps += 1
         kind = "prefill" if prompt else ("verify" if work else "decode")
         record = StepRecord(
             self._num_steps, self.now_s, seconds, kind, batch or 1, batch, tokens, prompt, kv, tokens, 0,
             batch, 0.0, sum(w.seconds for w in work), seconds, 0.0, drafts=work,
+            num_window_kv_tokens=window_kv,
         )  # fmt: skip
         self.now_s += seconds + 1e-4
         self.busy_s += seconds
