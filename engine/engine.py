@@ -237,7 +237,8 @@ class Engine:
             kernels=self._runner.kernels,
         )
         self._outputs = charge_step(step, plans, trees, record, self._outputs)
-        if not self._planning.is_asleep or self._num_steps % _LOOK_BACK_EVERY == 0:
+        is_asleep = self._planning.sleeps(self._num_steps, step.num_decodes)
+        if not is_asleep or self._num_steps % _LOOK_BACK_EVERY == 0:
             self._hindsight.look([seq for seq in step.sequences if seq.seq_id in self._sequences])
         return self._emit(record)
 
@@ -305,7 +306,7 @@ class Engine:
     def _plan(self, now_s: float) -> tuple[dict[str, SpecPlan], int]:
         """The planner's grants for drafters that exist, and how many faults it made."""
         decoding = [seq for seq in self._scheduler.running if seq.is_decoding]
-        if not decoding or not self._planning.known or self._planning.is_needless(decoding):
+        if not decoding or not self._planning.known or self._planning.is_needless(self._num_steps, decoding):
             return {}, 0
         view = StepView(
             step=self._num_steps,

@@ -30,20 +30,19 @@ class Planning:
         """From the next step on this one is asked."""
         self.planner = planner
         # Of the type: to ask the object would be to run its code, which may fail in any way.
-        self._sleeper = cast("Sleeps", planner) if hasattr(type(planner), "is_asleep") else None
+        self._sleeper = cast("Sleeps", planner) if hasattr(type(planner), "sleeps") else None
 
-    @property
-    def is_asleep(self) -> bool:
+    def sleeps(self, step: int, num_sequences: int) -> bool:
         """See `Sleeps`."""
         try:
-            return self._sleeper is not None and self._sleeper.is_asleep
+            return self._sleeper is not None and self._sleeper.sleeps(step, num_sequences)
         except Exception as error:  # noqa: BLE001  as below
             self._tell(error)
             return False
 
-    def is_needless(self, decoding: Seq[Sequence]) -> bool:
+    def is_needless(self, step: int, decoding: Seq[Sequence]) -> bool:
         """True where the answer for `decoding` is known to be that nobody drafts."""
-        if not self.is_asleep:
+        if not self.sleeps(step, len(decoding)):
             return False
         for seq in decoding:
             policy = seq.request.policy

@@ -132,7 +132,8 @@ class PacedLeastSquares:
         self._cov[:, n, :] *= _PACE_KEPT
         self._cov[:, :, n] *= _PACE_KEPT
         self._cov[:, n, n] += (_PACE_MOVES * min(spread, _MOST_OF_SPREAD)) ** 2
-        self._cov[:, :n, :n] += _SCALE_MOVES**2 * self._mean[:, :, None] * self._mean[:, None, :]
+        whole = self._mean[:, :, None] * self._mean[:, None, :]  # first, for it is the same on both sides
+        self._cov[:, :n, :n] += _SCALE_MOVES**2 * whole
         self._doubt_more(spread * self._fade, most=1.0)
 
     def _doubt_more(self, share: float, most: float = math.inf) -> None:

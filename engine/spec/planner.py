@@ -70,9 +70,8 @@ class Sleeps(Protocol):
     """A planner that now and then knows its answer beforehand, so that a large batch, of which every
     tenth of a percent counts, is not described to it for nothing."""
 
-    @property
-    def is_asleep(self) -> bool:
-        """True while, until it is told something from outside, it grants nothing to anybody who was not
+    def sleeps(self, step: int, num_sequences: int) -> bool:
+        """True where it has nothing to grant in this step, with so many decoding, to anybody who was not
         pinned to a method. It is asked all the same while somebody is pinned, or has yet to be told."""
         ...
 

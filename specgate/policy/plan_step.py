@@ -33,6 +33,8 @@ _ROUNDS_NEW = 2  # of the price, when the batch is another
 _TO_START, _TO_STAY = 2.0, 1.5
 # Of the batch, that may come or go before all are weighed anew: where some draft, and where nobody does.
 _MOST_JOINED, _MOST_JOINED_PLAIN = 1 / 8, 1 / 2
+# A batch of so many that decodes plainly is left to itself for some steps, until it is another by that share.
+_NAP_FROM, _NAP_STEPS, _NAP_CHANGE = 4, 8, 1 / 4
 
 
 class StepPlanner:
@@ -57,6 +59,7 @@ class StepPlanner:
         self._num_steps = 0
         self._step = 0  # the engine's, of the call before
         self._has_slept = False  # it may have, since then
+        self._nap: tuple[int, int] | None = None  # up to which step, and of how many sequences
         self._num_passed = 1  # steps since then
         self._is_plain = True  # nobody drafts: it would bring too little
         self._num_joined = 0  # came or went since all were weighed
@@ -71,10 +74,12 @@ class StepPlanner:
         self._dirty = list(self._seats.values())
         self._is_urgent = bool(self._dirty)
         self._has_slept |= self.is_asleep
+        self._nap = None
 
     def set_force(self, policy: str | None) -> None:
         """The kill switch: from the next step on every sequence runs under `policy`; None lifts it."""
         self._forced = policy
+        self._nap = None
 
     def update(self, state: Mapping[str, Any]) -> None:
         """A fresh `ModelView`, as sent by the gateway. Raises ValueError for anything else."""
@@ -82,6 +87,7 @@ class StepPlanner:
 
     def use(self, view: ModelView) -> None:
         """Plan by this from the next step on."""
+        self._nap = None
         self._probing.probes.share = view.planner.probe_share
         self._has_drifted |= view.num_drifts > self._num_drifts
         self._num_drifts = view.num_drifts
@@ -122,10 +128,17 @@ class StepPlanner:
 
     @property
     def is_asleep(self) -> bool:
-        """See `engine.spec.planner.Sleeps`: every method is shut for everybody, as under load."""
+        """Every method is shut for everybody, as under load, until it is told otherwise."""
         if self._table is None or not self._table.num_arms:
             return False  # then what was assigned is followed, and doors may open for it
         return all(self._shut.is_for_all(method) for method in self._methods)
+
+    def sleeps(self, step: int, num_sequences: int) -> bool:
+        """See `engine.spec.planner.Sleeps`."""
+        if self._nap is None:
+            return self.is_asleep
+        until, batch = self._nap
+        return (step < until and abs(num_sequences - batch) <= _NAP_CHANGE * batch) or self.is_asleep
 
     # --- planning --------------------------------------------------------------------------
 
@@ -133,7 +146,7 @@ class StepPlanner:
         """Absent sequences decode plainly, as they did; a plan of zero tokens says why they do now."""
         table = self._table
         self._num_passed = max(view.step - self._step, 1) if self._has_slept else 1
-        self._step, self._has_slept = view.step, self.is_asleep
+        self._step, self._has_slept, self._nap = view.step, self.is_asleep, None
         self._num_steps += self._num_passed
         if table is None or self._forced is not None or not table.num_arms:
             self._last = self._steady = None
@@ -141,7 +154,7 @@ class StepPlanner:
             for seat in self._seats.values():
                 seat.granted = 0  # by this planner
             return self._follow(view.sequences)
-        self._probing.account(view.now_s, self._last)
+        self._probing.account(view.now_s, self._last, self._num_passed)
         self._last = None
         free, fixed = self._take_seats(view, table)
         plans = self._follow(fixed) if fixed else {}
@@ -152,7 +165,7 @@ class StepPlanner:
         is_same, self._batch = free == self._batch, free
         has_prompts = view.num_prefill_tokens > 0
         is_calm = not fixed and not self._probing.plain_left and not (has_prompts and not self._is_plain)
-        if is_calm and self._steady is not None and self._num_steps % _SOLVE_EVERY:
+        if is_calm and self._steady is not None and not self._passes(_SOLVE_EVERY):
             plan, kept = self._steady  # nothing that was weighed is another now ..
             if is_same:
                 plans = kept.copy()
@@ -227,7 +240,7 @@ class StepPlanner:
         plan = solve(rows, table.prices, settled, self._rate, 1)
         if self._is_plain:
             plan = self._unless_too_little(plan, rows, settled, table)
-            if not self._is_plain:  # that changes the step for all
+            if plan.num_drafted:  # that changes the step for all
                 self._is_plain = True
                 return Plan((), 0.0, 0.0, 0.0), {}
         self._rate = plan.rate
@@ -241,11 +254,20 @@ class StepPlanner:
         return plan, plans
 
     def _end_step(self, free: list[Seat], plans: dict[str, SpecPlan], view: StepView, table: Table) -> None:
-        """Probes come on top of a plan."""
-        if self._has_drifted or self._num_steps % _LOOK_EVERY == _LOOK_EVERY // 2:
+        """Probes come on top of a plan. Where neither brings a draft, the next steps need no plan."""
+        if self._has_drifted or self._passes(_LOOK_EVERY, _LOOK_EVERY // 2):
             self._probing.mind(free, view.now_s, table, self._rate, has_drifted=self._has_drifted)
             self._has_drifted = False
         self._probing.grant(plans, len(view.sequences), table, self._num_steps, self._rate)
+        num = len(view.sequences)
+        is_idle = self._is_plain and num >= _NAP_FROM and not self._probing.is_active
+        if is_idle and not any(plan.max_draft_tokens for plan in plans.values()):
+            self._nap, self._has_slept = (view.step + _NAP_STEPS, num), True
+
+    def _passes(self, every: int, at: int = 0) -> bool:
+        """Whether one of the steps since the call before is the `at`th of `every`."""
+        first = self._num_steps - self._num_passed - at
+        return (first + self._num_passed) // every > first // every
 
     def _follow(self, sequences: Iterable[SequenceView]) -> dict[str, SpecPlan]:
         """What each was assigned, but for the kill switch and closed doors."""
@@ -328,7 +350,7 @@ class StepPlanner:
         if self._new:
             table.fill(self._new, self._shut, self._num_steps)
             self._new = []
-        if not self._dirty or not (self._is_urgent or self._num_steps % _REFRESH_EVERY == 0):
+        if not self._dirty or not (self._is_urgent or self._passes(_REFRESH_EVERY)):
             return False
         dirty = list(dict.fromkeys(self._dirty))
         # No more than fits into a step, if they can wait for their turn.

@@ -53,8 +53,9 @@ class Probing:
         if seats is None:
             self._told.clear()  # other methods may bear the same names
 
-    def account(self, now_s: float, last: tuple[float, Plan] | None) -> None:
-        """The step before is over: what it took, and what its probe cost."""
+    def account(self, now_s: float, last: tuple[float, Plan] | None, num_steps: int = 1) -> None:
+        """The step before is over, and those after it that nobody planned: what they took, and what the
+        probe cost."""
         if last is None:
             return
         planned_s, plan = last
@@ -62,7 +63,7 @@ class Probing:
         spent_s = self._cost_s
         if spent_s and took_s < _IDLE_FACTOR * plan.seconds:
             spent_s = max(spent_s, min(took_s - plan.seconds, _IDLE_FACTOR * spent_s))
-        self.probes.pass_time(min(took_s, _BUSY_FACTOR * plan.seconds), spent_s)
+        self.probes.pass_time(min(took_s, _BUSY_FACTOR * plan.seconds * num_steps), spent_s)
         self._cost_s = 0.0
 
     def mind(

@@ -222,8 +222,7 @@ def test_the_planner_may_change_the_method_of_a_running_request() -> None:
 class SleepyPlanner(ScriptedPlanner):
     """Asleep from its second answer on."""
 
-    @property
-    def is_asleep(self) -> bool:
+    def sleeps(self, step: int, num_sequences: int) -> bool:
         return len(self.views) > 1
 
 

@@ -6,11 +6,11 @@ What a step costs and what is accepted is a script; everything else is the produ
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from engine.spec.planner import SequenceView, StepView
+from engine.spec.planner import SequenceView, SpecPlan, StepView
 from engine.stats import SequenceCounters
 from engine.types import BASELINE, DraftWork, PolicyAssignment, PolicyChange, SamplingParams, StepRecord
 from specgate.config import LearningConfig, PolicyConfig
@@ -179,7 +179,11 @@ class ScriptedEngine:
 
     def _step(self) -> None:
         views = tuple(r.view(name) for name, r in self._running.items())
-        plans = self.planner.plan(StepView(self._num_steps, self.now_s, views, 0, 0, 1000))
+        is_plain = all(running.method == BASELINE for running in self._running.values())
+        if is_plain and self.planner.sleeps(self._num_steps, len(views)):
+            plans: Mapping[str, SpecPlan] = {}
+        else:
+            plans = self.planner.plan(StepView(self._num_steps, self.now_s, views, 0, 0, 1000))
         costs, batch = self.costs, len(views)
         kv = sum(view.num_tokens for view in views)
         drafted: dict[str, list[tuple[Running, int]]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -158,6 +159,8 @@ def test_asleep_is_a_promise(data: st.DataObject) -> None:
             planner.set_force(data.draw(st.sampled_from([None, "baseline", "draft"])))
         if step == 150:
             planner.set_shut(ALL_SHUT)
+        if planner.is_asleep:
+            assert planner.sleeps(step, len(running))
         plans = planner.plan(view(step, step * 0.05, **running))
         if planner.is_asleep:
             num_asleep += 1
@@ -201,6 +204,54 @@ def test_it_sleeps_while_all_is_shut_for_all() -> None:
         planner.set_shut(doors)
         states.append(planner.is_asleep)
     assert states == [False, False, True, False, False]
+
+
+def plain_batch(planner: StepPlanner, first: int, last: int, num: int) -> list[int]:
+    """Steps of a batch for which nothing pays, as the engine runs them; those in which it was asked."""
+    asked = []
+    for step in range(first, last):
+        if not planner.sleeps(step, num):
+            asked.append(step)
+            plans = planner.plan(view(step, step * 0.05, **{f"s{i}": AUTO for i in range(num)}))
+            assert not any(plan.max_draft_tokens for plan in plans.values()) or planner._probing.is_active
+    return asked
+
+
+def test_a_batch_that_decodes_plainly_is_left_to_itself_for_some_steps() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.05, ngram=0.02))
+    assert plain_batch(planner, 1, 25, 8) == [1, 9, 17]
+    assert plain_batch(planner, 25, 29, 3) == [25, 26, 27, 28]  # a small one, where it costs nothing
+    assert plain_batch(planner, 29, 31, 8) == [29]
+
+
+@pytest.mark.parametrize("news", ["batch", "model", "doors", "kill switch"])
+def test_news_wakes_it(news: str) -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.05, ngram=0.02))
+    assert plain_batch(planner, 1, 4, 8) == [1]
+    num = 8
+    if news == "batch":
+        assert planner.sleeps(4, 10)
+        num = 11
+    elif news == "model":
+        planner.use(model(draft=0.05, ngram=0.03))
+    elif news == "doors":
+        planner.set_shut([Shut("draft", Reason.LOAD_GUARD)])
+    else:
+        planner.set_force("draft")
+    assert not planner.sleeps(4, num)
+
+
+def test_it_does_not_sleep_through_a_trial() -> None:
+    """And naps are time of the engine's, of which trials get their share."""
+    planner = StepPlanner()
+    planner.use(model(draft=0.05, ngram=0.02))
+    asked = plain_batch(planner, 1, 4000, 8)
+    tried = [step for step, after in pairwise(asked) if after == step + 1]
+    assert len(tried) >= 6
+    busy_s = planner._probing.probes.busy_s
+    assert busy_s == pytest.approx(120.0, rel=0.3)  # its memory; 200 s ran
 
 
 def test_its_own_text_turns_a_request_away_from_its_tasks_method() -> None:
