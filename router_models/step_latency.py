@@ -204,13 +204,18 @@ class StepLatency:
         """The model as plain numbers: cheap to hold, safe to share, all a planner needs."""
         c = dict(zip(DECODE.all_names, self._decode.coefficients().tolist(), strict=True))
         p = dict(zip(PREFILL.all_names, self._prefill.coefficients().tolist(), strict=True))
+        drafters = {name: self._draft_coefficients(name) for name in self._drafters}
+        # A delay that draft calls take upon themselves does not vanish by that: what they spare the target's
+        # forward is no more than they have of it. (Plain steps of a small batch are often those just after
+        # somebody came or went, when others use the cores; that is not for drafts to save.)
+        leads = [d.d_lead_s for d in drafters.values() if d.has_calls]
         return StepCoefficients(
             c0_s=c["c0"],
             c_seq_s=c["c_seq"],
             c_tok_s=c["c_tok"],
             c_kv_s=c["c_kv"],
             c_sample_s=c["c_sample"],
-            c_lead_s=c["c_lead"],
+            c_lead_s=min(c["c_lead"], max(leads)) if leads else c["c_lead"],
             c_win_s=c["c_win"],
             c_tok_above_s=c["c_tok"] if self._decode.knee is None else c["c_tok_above"],
             knee_tokens=self._decode.knee,
@@ -218,7 +223,7 @@ class StepLatency:
             p_tok_s=p["p_tok"],
             p_dec_s=p["p_dec"],
             p_kv_s=p["p_kv"],
-            drafters={name: self._draft_coefficients(name) for name in self._drafters},
+            drafters=drafters,
             relative_spread=self._decode.spread,
             num_steps=self._decode.num_outcomes,
         )

@@ -30,7 +30,7 @@ _SAME_RATE = 2e-3  # by which the rate may still move where a plan is kept
 _ROUNDS_NEW = 2  # of the price, when the batch is another
 # Margins that a step's drafts must bring: to begin with, and where the last step had some. Gains of 3 to 4 %
 # predicted for a full batch were none when measured (LOG.md, the machine without AVX-512).
-_TO_START, _TO_STAY = 2.0, 1.5
+_TO_START, _TO_STAY = 2.0, 1.0
 # Of the batch, that may come or go before all are weighed anew: where some draft, and where nobody does.
 _MOST_JOINED, _MOST_JOINED_PLAIN = 1 / 8, 1 / 2
 # A batch of so many that decodes plainly is left to itself for some steps, until it is another by that share.

@@ -82,6 +82,24 @@ def test_windows_over_long_contexts_are_told_from_their_tokens() -> None:
     assert c.c_tok_s == pytest.approx(TRUE["c_tok"], rel=0.2)
 
 
+def test_draft_calls_spare_no_more_than_they_take_upon_themselves() -> None:
+    """Plain steps that are slow for other reasons do not make a draft model's calls look like a saving."""
+    rng, model = np.random.default_rng(7), StepLatency()
+
+    def busy() -> tuple[StepFeatures, StepTiming]:
+        x, y = step(rng)
+        work = tuple(replace(d, num_calls=float(rng.integers(1, 4))) for d in x.drafts)
+        draft_s = tuple(0.001 + 0.003 * d.num_calls for d in work)
+        others_s = 0.0 if work else 0.006
+        return replace(x, drafts=work), StepTiming(
+            y.seconds - sum(y.draft_s) + sum(draft_s) + others_s, draft_s
+        )
+
+    errors(model, busy, 600)
+    c = model.coefficients()
+    assert 0 < c.c_lead_s <= c.drafters["draft"].d_lead_s < 0.002
+
+
 def test_a_machine_at_half_speed_is_followed_within_a_few_steps() -> None:
     rng, model = np.random.default_rng(1), StepLatency()
     errors(model, lambda: step(rng), 400)
