@@ -238,7 +238,7 @@ class StepSizes:
     num_tokens: int
     num_kv_tokens: int
     num_logits_rows: int
-    num_window_kv_tokens: int = 0
+    num_window_kv_tokens: int
 
 
 def record_step(
