@@ -20,6 +20,8 @@ DEFAULT_OUT = Path("out/bench")
 SHIPPED = "(shipped)"
 _Item = TypeVar("_Item")
 
+_REPEATS = "of everything, each on servers started anew"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The three benches and their options."""
@@ -55,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slice", type=_positive, default=20.0, metavar="SECONDS",
         help="arms take turns in slices of about this length (default 20)",
     )  # fmt: skip
-    sweep.add_argument("--repeats", type=_positive_int, default=1, metavar="N", help="of everything")
+    sweep.add_argument("--repeats", type=_positive_int, default=1, metavar="N", help=_REPEATS)
     _add_common(sweep, DEFAULT_OUT)
     _add_capacity(sweep)
 
@@ -196,7 +198,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     add("--duration", type=_positive, metavar="SECONDS", help="how much of it (default 300)")
     add("--window", type=_positive, metavar="SECONDS", help="arms take turns in windows (default 60)")
     add("--jitter", type=_not_negative, metavar="SECONDS", help="for arrivals that come in steps")
-    add("--repeats", type=_positive_int, default=1, metavar="N", help="of everything")
+    add("--repeats", type=_positive_int, default=1, metavar="N", help=_REPEATS)
 
 
 def _add_common(parser: argparse.ArgumentParser, out: Path | None) -> None:

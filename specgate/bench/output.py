@@ -83,9 +83,16 @@ def _print_verdict(console: Console, document: Mapping[str, Any]) -> None:
     for entry in document["regret"].get("cells", ()):
         console.print(
             f"{entry['cell']}: auto against the best fixed arm, {entry['best_fixed']}: "
-            f"{percent(entry['regret'])}",
+            f"{percent(entry['regret'])}{_by_start(entry)}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
+
+
+def _by_start(entry: Mapping[str, Any]) -> str:
+    """Of each start of the servers, where there was more than one."""
+    values = entry["by_repeat"]
+    each = ", ".join(f"{100 * value:+.1f}" for value in values)
+    return f"; by start {each} %" if len(values) > 1 else ""
 
 
 def _number(value: float | None, digits: int = 0) -> str:

@@ -53,6 +53,16 @@ class Paired:
         groups = tuple(row[ours].slice_name for row in self._whole)
         return Pairs(tuple(self.e2e(ours)), tuple(self.e2e(theirs)), groups)
 
+    def by_repeat(self, ours: str, theirs: str) -> list[float]:
+        """Of each repeat, and so of each start of the servers: by how much the mean E2E is longer; in their
+        order."""
+        sums: dict[int, list[float]] = {}
+        for row in self._whole:
+            both = sums.setdefault(row[ours].repeat, [0.0, 0.0])
+            both[0] += row[ours].record.e2e_ms or 0.0
+            both[1] += row[theirs].record.e2e_ms or 0.0
+        return [one / other - 1 for _, (one, other) in sorted(sums.items())]
+
 
 def regret(measured: Measured, arms: Sequence[str]) -> dict[str, Any]:
     """At each cell, in each task of it, and overall. Empty where there is no auto or no fixed arm."""
@@ -107,6 +117,7 @@ def _entry(
         "auto_policy_mix": mix,
         "auto_picked_best": max(mix, key=mix.__getitem__) == best if mix else None,
         "regret": _minus_one(paired, AUTO, best),
+        "by_repeat": paired.by_repeat(AUTO, best),
     }
     if BASELINE in fixed:
         out["vs_baseline"] = _minus_one(paired, AUTO, BASELINE)

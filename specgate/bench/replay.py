@@ -16,11 +16,12 @@ from typing import Any
 
 import yaml
 
+from specgate.bench.capacity import Capacity
 from specgate.bench.client import BenchError
 from specgate.bench.progress import Meter
 from specgate.bench.record import Job
 from specgate.bench.runner import Cell, Measured, Slice
-from specgate.bench.setting import Bench, Options, open_bench
+from specgate.bench.setting import Bench, Options, measure_anew
 from specgate.bench.trace import LengthPicker, TraceRow, load_trace, shaped_arrivals
 from specgate.bench.workload import make_job, make_jobs, poisson_arrivals
 from specgate.clock import Clock
@@ -109,20 +110,24 @@ async def run_replay(
     # Lengths are the trace's, so answers must not end by themselves; a drafter of imposed
     # acceptance has to learn the longest.
     asking = replace(options.asking, max_tokens=replay.max_output_tokens, ignore_eos=True)
-    async with open_bench(replace(options, asking=asking), clock, meter) as bench:
-        measured = await bench.measure(list(_trace_slices(bench, replay, trace)))
-        what = {
-            "file": replay.trace.name,
-            "stretch": replay.stretch,
-            "start_s": replay.start_s,
-            "duration_s": replay.duration_s,
-            "window_s": replay.window_s,
-            "repeats": replay.repeats,
-        }
-        return await bench.report("replay", measured, trace=what), measured
+    options = replace(options, asking=asking)
+
+    async def measure(bench: Bench, repeat: int) -> Measured:
+        return await bench.measure(list(_trace_slices(bench, replay, trace, repeat)))
+
+    found = await measure_anew(options, replay.repeats, clock, meter, measure)
+    what = {
+        "file": replay.trace.name,
+        "stretch": replay.stretch,
+        "start_s": replay.start_s,
+        "duration_s": replay.duration_s,
+        "window_s": replay.window_s,
+        "repeats": replay.repeats,
+    }
+    return found.report("replay", trace=what), found.measured
 
 
-def _trace_slices(bench: Bench, replay: Replay, trace: Sequence[TraceRow]) -> Iterator[Slice]:
+def _trace_slices(bench: Bench, replay: Replay, trace: Sequence[TraceRow], repeat: int) -> Iterator[Slice]:
     picker = LengthPicker(bench.pool)
     rng = random.Random(f"trace {bench.options.seed}")
     windows: dict[int, list[Job]] = {}
@@ -140,12 +145,11 @@ def _trace_slices(bench: Bench, replay: Replay, trace: Sequence[TraceRow]) -> It
     if not windows:
         raise BenchError("no request of the trace falls into the time replayed: see --start, --stretch")
     sampling = bench.options.samplings[0]
-    for repeat in range(replay.repeats):
-        for window, jobs in sorted(windows.items()):
-            length_s = min(replay.window_s, replay.duration_s - window * replay.window_s)
-            cell = Cell(f"window {window + 1}", sampling, len(jobs) / length_s, segment=window)
-            named = tuple(replace(job, id=f"{repeat}/{job.id}") for job in jobs)
-            yield Slice(cell, f"{cell.name}/{repeat}", length_s, named)
+    for window, jobs in sorted(windows.items()):
+        length_s = min(replay.window_s, replay.duration_s - window * replay.window_s)
+        cell = Cell(f"window {window + 1}", sampling, len(jobs) / length_s, segment=window)
+        named = tuple(replace(job, id=f"{repeat}/{job.id}") for job in jobs)
+        yield Slice(cell, f"{cell.name}/{repeat}", length_s, named)
 
 
 async def run_shift(
@@ -155,43 +159,44 @@ async def run_shift(
     trace = None if shift.trace is None else load_trace(shift.trace)
     if trace is not None and len(trace) < 2:
         raise BenchError(f"the trace {shift.trace} has a single request: no burst can be read from it")
-    async with open_bench(options, clock, meter) as bench:
+    capacity: Capacity | None = None
+
+    async def measure(bench: Bench, repeat: int) -> Measured:
+        nonlocal capacity
         for number, segment in enumerate(shift.segments):
             if not set(segment.tasks) & set(bench.pool.by_task):
                 raise BenchError(f"no prompt for segment {number + 1}: none of {', '.join(segment.tasks)}")
         named = {task for segment in shift.segments for task in segment.tasks}
         if missing := sorted(named - set(bench.pool.by_task)):
             bench.meta["notes"].append(f"Left out of the schedule for want of prompts: {', '.join(missing)}.")
-        capacity = await bench.measure_capacity()
-        slices = list(_shift_slices(bench, shift, trace, capacity.requests_per_s))
-        measured = await bench.measure(slices)
-        document = await bench.report(
-            "shift",
-            measured,
-            capacity=capacity.as_dict(),
-            segments=[{"rate": s.rate, "tasks": dict(s.tasks)} for s in shift.segments],
-            segment_s=shift.segment_s,
-            trace=None if shift.trace is None else shift.trace.name,
-            repeats=shift.repeats,
-        )
-    return document, measured
+        capacity = capacity or await bench.measure_capacity()
+        slices = _shift_slices(bench, shift, trace, capacity.requests_per_s, repeat)
+        return await bench.measure(list(slices))
+
+    found = await measure_anew(options, shift.repeats, clock, meter, measure)
+    assert capacity is not None
+    document = found.report(
+        "shift",
+        capacity=capacity.as_dict(),
+        segments=[{"rate": s.rate, "tasks": dict(s.tasks)} for s in shift.segments],
+        segment_s=shift.segment_s,
+        trace=None if shift.trace is None else shift.trace.name,
+    )
+    return document, found.measured
 
 
 def _shift_slices(
-    bench: Bench, shift: Shift, trace: Sequence[TraceRow] | None, capacity: float
+    bench: Bench, shift: Shift, trace: Sequence[TraceRow] | None, capacity: float, repeat: int
 ) -> Iterator[Slice]:
     asking = bench.options.askings()[0]
-    for repeat in range(shift.repeats):
-        for number, segment in enumerate(shift.segments):
-            rate = segment.rate * capacity
-            cell = Cell(
-                f"segment {number + 1}", asking.sampling, rate, segment=number, tasks=segment.describe()
-            )
-            name = f"{cell.name}/{repeat}"
-            rng = random.Random(f"{bench.options.seed} {name}")
-            if trace is None:
-                arrivals = poisson_arrivals(rate, shift.segment_s, rng)
-            else:
-                arrivals = shaped_arrivals(trace, rate, shift.segment_s, rng)
-            jobs = make_jobs(name, arrivals, bench.pool.draw(rng, segment.tasks), asking)
-            yield Slice(cell, name, shift.segment_s, jobs)
+    for number, segment in enumerate(shift.segments):
+        rate = segment.rate * capacity
+        cell = Cell(f"segment {number + 1}", asking.sampling, rate, segment=number, tasks=segment.describe())
+        name = f"{cell.name}/{repeat}"
+        rng = random.Random(f"{bench.options.seed} {name}")
+        if trace is None:
+            arrivals = poisson_arrivals(rate, shift.segment_s, rng)
+        else:
+            arrivals = shaped_arrivals(trace, rate, shift.segment_s, rng)
+        jobs = make_jobs(name, arrivals, bench.pool.draw(rng, segment.tasks), asking)
+        yield Slice(cell, name, shift.segment_s, jobs)

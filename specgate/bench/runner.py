@@ -46,6 +46,7 @@ class Sample:
     cell: Cell
     slice_name: str
     record: Record
+    repeat: int = 0  # of everything, with servers started anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,18 @@ class Measured:
     def cells(self) -> tuple[Cell, ...]:
         """In order of first appearance."""
         return tuple(dict.fromkeys(turn.cell for turn in self.turns))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Measured]) -> Measured:
+        """All of them, in order."""
+        return cls(
+            tuple(sample for part in parts for sample in part.samples),
+            tuple(turn for part in parts for turn in part.turns),
+        )
+
+    def of_repeat(self, number: int) -> Measured:
+        """The same, marked as that repeat's."""
+        return replace(self, samples=tuple(replace(sample, repeat=number) for sample in self.samples))
 
 
 def rotated(arms: Sequence[str], by: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from specgate.bench.meta import describe
 from specgate.bench.progress import Meter
 from specgate.bench.report import build_report, latency_model
 from specgate.bench.runner import Measured, Slice, ask_all, run_slices, warm_up
+from specgate.bench.stats import mean
 from specgate.bench.workload import Asking, Choice, Pool, load_pool
 from specgate.clock import Clock
 
@@ -88,6 +89,48 @@ class Bench:
         """The report's document, with what the servers say of their latency model."""
         document = build_report(kind, {**self.meta, **meta}, measured, self.fleet.arms, self.options.slo)
         return document | {"latency_model": await latency_model(self.fleet)}
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """What was measured on one fleet after another."""
+
+    options: Options
+    arms: tuple[str, ...]
+    meta: Mapping[str, Any]  # of the first
+    measured: Measured
+    latency_models: tuple[Mapping[str, Any], ...]
+
+    def report(self, kind: str, **meta: Any) -> dict[str, Any]:
+        """The report's document. The latency model is the last one, its scores the means over all."""
+        meta = {**self.meta, **meta, "repeats": len(self.latency_models)}
+        document = build_report(kind, meta, self.measured, self.arms, self.options.slo)
+        found = {name: [model[name] for model in self.latency_models] for name in ("r2", "mape")}
+        means = {name: mean([v for v in values if v is not None]) for name, values in found.items()}
+        return document | {"latency_model": {**self.latency_models[-1], **means, "by_repeat": found}}
+
+
+async def measure_anew(
+    options: Options,
+    repeats: int,
+    clock: Clock,
+    meter: Meter,
+    measure: Callable[[Bench, int], Awaitable[Measured]],
+) -> Repeated:
+    """`measure` each repeat on servers started for it: equal servers differ by a percent or two from one
+    start to the next, and by much more in latency past saturation. (A server at a URL stays the same.)"""
+    first: Bench | None = None
+    parts: list[Measured] = []
+    models: list[Mapping[str, Any]] = []
+    for number in range(repeats):
+        if repeats > 1:
+            meter.say(f"repeat {number + 1} of {repeats}")
+        async with open_bench(options, clock, meter) as bench:
+            first = first or bench
+            parts.append((await measure(bench, number)).of_repeat(number))
+            models.append(await latency_model(bench.fleet))
+    assert first is not None
+    return Repeated(options, first.fleet.arms, first.meta, Measured.joined(parts), tuple(models))
 
 
 def _cpu_s() -> float:

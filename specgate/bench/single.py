@@ -42,7 +42,7 @@ async def run_single(
         elif load.rate is not None:
             measured = await bench.measure(_poisson(bench, load, load.rate))
         else:
-            measured = _joined(
+            measured = Measured.joined(
                 [await _closed(bench, load, load.concurrency, i) for i in range(len(options.samplings))]
             )
         return await bench.report("run", measured, load=asdict(load), **found), measured
@@ -92,11 +92,4 @@ async def _search(bench: Bench, load: Single) -> tuple[dict[str, Any], Measured]
     )
     found = {"largest_concurrency": largest, "probes": [asdict(probe) for probe in probes]}
     in_order = sorted(zip(probes, parts, strict=True), key=lambda pair: pair[0].concurrency)
-    return found, _joined([part for _, part in in_order])
-
-
-def _joined(parts: Sequence[Measured]) -> Measured:
-    return Measured(
-        tuple(sample for part in parts for sample in part.samples),
-        tuple(turn for part in parts for turn in part.turns),
-    )
+    return found, Measured.joined([part for _, part in in_order])

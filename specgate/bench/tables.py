@@ -58,10 +58,10 @@ def winners(document: Document) -> str:
     rows: list[str] = []
     for cell in cells:
         tasks = [entry for entry in document["regret"]["tasks"] if entry["cell"] == cell["cell"]]
-        rows.append(_head_row(cell["cell"], len(arms) + 6))
+        rows.append(_head_row(cell["cell"], len(arms) + 7))
         rows += [_winner_row(entry, arms) for entry in (cell, *tasks)]
     names = ["task", "n", *(f"{arm}, ms" for arm in arms), "best fixed", "margin", "auto's tokens"]
-    head = _header([*names, "auto against it"], left={"best fixed"})
+    head = _header([*names, "auto against it", "by start"], left={"best fixed"})
     return (
         "<h2>Who wins where</h2><p>Mean E2E on the requests that every arm answered. Margin: how much slower "
         f"the second-best fixed arm is; bold from 10 % on. {escape(_clear_text(document))}</p>"
@@ -76,11 +76,13 @@ def _winner_row(entry: Mapping[str, Any], arms: Sequence[str]) -> str:
     kind = "good" if value <= 0 else "bad" if value > FINE else ""
     margin = _DASH if entry["margin"] is None else f"{100 * entry['margin']:.0f} %"
     task = escape(entry["task"]) if entry["task"] else "all tasks"
+    starts = ", ".join(f"{100 * one:+.1f}" for one in entry["by_repeat"])
     return (
         f"<tr><td>{task}</td>{_td(entry['n'])}{means}"
         f'<td class="left"><span class="chip s-{escape(best)}">{escape(best)}</span></td>'
         f"{_td(margin, 'best' if entry['is_clear'] else '')}"
-        f"<td>{_mix(entry['auto_policy_mix'])}</td>{_td(percent(entry['regret']), kind)}</tr>"
+        f"<td>{_mix(entry['auto_policy_mix'])}</td>{_td(percent(entry['regret']), kind)}"
+        f'<td title="by start of the servers, %">{starts if len(entry["by_repeat"]) > 1 else ""}</td></tr>'
     )
 
 

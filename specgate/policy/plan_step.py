@@ -15,6 +15,7 @@ import numpy as np
 
 from engine.spec.planner import SequenceView, SpecPlan, StepView
 from engine.types import BASELINE
+from specgate.policy.naps import Naps
 from specgate.policy.probing import Probing
 from specgate.policy.reasons import Reason
 from specgate.policy.seats import Seat, Table
@@ -33,8 +34,6 @@ _ROUNDS_NEW = 2  # of the price, when the batch is another
 _TO_START, _TO_STAY = 2.0, 1.0
 # Of the batch, that may come or go before all are weighed anew: where some draft, and where nobody does.
 _MOST_JOINED, _MOST_JOINED_PLAIN = 1 / 8, 1 / 2
-# A batch of so many that decodes plainly is left to itself for some steps, until it is another by that share.
-_NAP_FROM, _NAP_STEPS, _NAP_CHANGE = 4, 8, 1 / 4
 
 
 class StepPlanner:
@@ -59,8 +58,8 @@ class StepPlanner:
         self._num_steps = 0
         self._step = 0  # the engine's, of the call before
         self._has_slept = False  # it may have, since then
-        self._nap: tuple[int, int] | None = None  # up to which step, and of how many sequences
-        self._num_passed = 1  # steps since then
+        self._naps = Naps()
+        self._num_passed = 1  # steps since the call before
         self._is_plain = True  # nobody drafts: it would bring too little
         self._num_joined = 0  # came or went since all were weighed
         self._plans: list[SpecPlan] = []  # by column
@@ -74,12 +73,12 @@ class StepPlanner:
         self._dirty = list(self._seats.values())
         self._is_urgent = bool(self._dirty)
         self._has_slept |= self.is_asleep
-        self._nap = None
+        self._naps.end()
 
     def set_force(self, policy: str | None) -> None:
         """The kill switch: from the next step on every sequence runs under `policy`; None lifts it."""
         self._forced = policy
-        self._nap = None
+        self._naps.end()
 
     def update(self, state: Mapping[str, Any]) -> None:
         """A fresh `ModelView`, as sent by the gateway. Raises ValueError for anything else."""
@@ -87,7 +86,7 @@ class StepPlanner:
 
     def use(self, view: ModelView) -> None:
         """Plan by this from the next step on."""
-        self._nap = None
+        self._naps.end()
         self._probing.probes.share = view.planner.probe_share
         self._has_drifted |= view.num_drifts > self._num_drifts
         self._num_drifts = view.num_drifts
@@ -135,10 +134,7 @@ class StepPlanner:
 
     def sleeps(self, step: int, num_sequences: int) -> bool:
         """See `engine.spec.planner.Sleeps`."""
-        if self._nap is None:
-            return self.is_asleep
-        until, batch = self._nap
-        return (step < until and abs(num_sequences - batch) <= _NAP_CHANGE * batch) or self.is_asleep
+        return self._naps.holds(step, num_sequences) or self.is_asleep
 
     # --- planning --------------------------------------------------------------------------
 
@@ -146,7 +142,8 @@ class StepPlanner:
         """Absent sequences decode plainly, as they did; a plan of zero tokens says why they do now."""
         table = self._table
         self._num_passed = max(view.step - self._step, 1) if self._has_slept else 1
-        self._step, self._has_slept, self._nap = view.step, self.is_asleep, None
+        self._step, self._has_slept = view.step, self.is_asleep
+        self._naps.end()
         self._num_steps += self._num_passed
         if table is None or self._forced is not None or not table.num_arms:
             self._last = self._steady = None
@@ -259,10 +256,11 @@ class StepPlanner:
             self._probing.mind(free, view.now_s, table, self._rate, has_drifted=self._has_drifted)
             self._has_drifted = False
         self._probing.grant(plans, len(view.sequences), table, self._num_steps, self._rate)
-        num = len(view.sequences)
-        is_idle = self._is_plain and num >= _NAP_FROM and not self._probing.is_active
-        if is_idle and not any(plan.max_draft_tokens for plan in plans.values()):
-            self._nap, self._has_slept = (view.step + _NAP_STEPS, num), True
+        drafts = any(plan.max_draft_tokens for plan in plans.values())
+        if self._is_plain and not drafts and not self._probing.is_active:
+            self._has_slept |= self._naps.begin(view.step, len(view.sequences))
+        else:
+            self._naps.forget()
 
     def _passes(self, every: int, at: int = 0) -> bool:
         """Whether one of the steps since the call before is the `at`th of `every`."""

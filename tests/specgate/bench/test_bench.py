@@ -102,17 +102,24 @@ def test_the_report_says_what_was_asked(swept: Path) -> None:
     assert set(document["latency_model"]) >= {"r2", "mape"}
 
 
-def test_arms_in_lockstep_answer_all_requests_and_leave_no_server_behind(folder: Path) -> None:
-    """The servers are stopped and continued many times a second; nothing is lost by it."""
+def test_arms_in_lockstep_answer_all_requests_and_leave_no_server_behind(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The servers are stopped and continued many times a second, and started anew for each repeat; nothing is
+    lost by it."""
     out = folder / "lockstep"
     code = main(
         ["bench", "sweep", "--config", str(folder / "c.yaml"), "--arms", "auto,baseline,ngram", *QUICK,
          "--lockstep", "0.05", "--fractions", "0.5", "--duration", "1", "--slice", "0.5", "--records",
-         "--out", str(out)]
+         "--repeats", "2", "--out", str(out)]
     )  # fmt: skip
     assert code == 0
     document = load(out)
     assert document["meta"]["servers"]["lockstep_s"] == 0.05
+    (cell,) = document["regret"]["cells"]
+    assert [document["meta"]["repeats"], len(cell["by_repeat"])] == [2, 2]
+    assert len({row["slice"] for row in records(out)}) == 4
+    assert len(re.findall(r"^bench: starting the server of", capfd.readouterr().err, re.MULTILINE)) == 6
     assert {row["arm"]: row["errors"] for row in document["rows"]} == {"auto": 0, "baseline": 0, "ngram": 0}
     assert len({row["n"] for row in document["rows"]}) == 1
     assert all(row["identical_to_baseline"] is not False for row in document["rows"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specgate.bench.capacity import Slo
@@ -74,6 +76,21 @@ def test_only_requests_that_every_arm_answered_are_compared() -> None:
     (cell,) = regret(Measured(tuple(samples), (Turn(SLOW, "auto", 1.0),)), ARMS)["cells"]
     assert cell["n"] == 6
     assert cell["regret"]["value"] == pytest.approx(0.1)
+
+
+def test_each_start_of_the_servers_is_told_apart() -> None:
+    """And its requests are pooled: a ratio of means, no mean of ratios."""
+    starts = [{**TIMES[SLOW], "auto": [90.0] * 6}, {**TIMES[SLOW], "auto": [130.0] * 6}]
+    parts = []
+    for number, times in enumerate(starts):
+        part = measured({SLOW: times})
+        named = [
+            replace(s, record=replace(s.record, job_id=f"{number}/{s.record.job_id}")) for s in part.samples
+        ]
+        parts.append(replace(part, samples=tuple(named)).of_repeat(number))
+    (cell,) = regret(Measured.joined(parts), ARMS)["cells"]
+    assert cell["by_repeat"] == pytest.approx([-0.1, 0.3])
+    assert (cell["n"], cell["regret"]["value"]) == (12, pytest.approx(0.1))
 
 
 def test_tasks_tell_the_winner_its_margin_and_what_auto_did() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.spec.planner import SequenceView, StepView
 from engine.types import MethodCounts, PolicyAssignment
+from specgate.policy.naps import Naps
 from specgate.policy.plan_step import StepPlanner
 from specgate.policy.probing import Probing
 from specgate.policy.reasons import Reason
@@ -223,9 +224,17 @@ def plain_batch(planner: StepPlanner, first: int, last: int, num: int) -> list[i
 def test_a_batch_that_decodes_plainly_is_left_to_itself_for_some_steps() -> None:
     planner = StepPlanner()
     planner.use(model(draft=0.05, ngram=0.02))
-    assert plain_batch(planner, 1, 25, 8) == [1, 9, 17]
-    assert plain_batch(planner, 25, 29, 3) == [25, 26, 27, 28]  # a small one, where it costs nothing
-    assert plain_batch(planner, 29, 31, 8) == [29]
+    assert plain_batch(planner, 1, 40, 8) == [1, 9, 25]  # for longer, the longer it goes on
+    assert plain_batch(planner, 40, 44, 3) == [40, 41, 42, 43]  # a small one, where it costs nothing
+    assert plain_batch(planner, 44, 53, 8) == [44, 52]
+
+
+def test_naps_have_a_limit() -> None:
+    naps, lengths = Naps(), []
+    for start in range(0, 4000, 1000):
+        assert naps.begin(start, 8)
+        lengths.append(sum(naps.holds(step, 8) for step in range(start, start + 1000)))
+    assert lengths == [8, 16, 32, 32]
 
 
 @pytest.mark.parametrize("news", ["batch", "model", "doors", "kill switch"])
