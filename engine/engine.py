@@ -306,8 +306,12 @@ class Engine:
     def _plan(self, now_s: float) -> tuple[dict[str, SpecPlan], int]:
         """The planner's grants for drafters that exist, and how many faults it made."""
         decoding = [seq for seq in self._scheduler.running if seq.is_decoding]
-        if not decoding or not self._planning.known or self._planning.is_needless(self._num_steps, decoding):
+        if not decoding or not self._planning.known:
             return {}, 0
+        has_prompts = len(decoding) < len(self._scheduler.running)
+        foreknown = self._planning.foreknown(self._num_steps, decoding, has_prompts=has_prompts)
+        if foreknown is not None:
+            return foreknown, 0
         view = StepView(
             step=self._num_steps,
             now_s=now_s,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from collections.abc import Sequence as Seq
 from typing import cast
 
 from engine.sequence import Sequence
@@ -29,6 +28,7 @@ class Planning:
     def use(self, planner: SpecPlanner) -> None:
         """From the next step on this one is asked."""
         self.planner = planner
+        self._given: tuple[list[Sequence], dict[str, SpecPlan]] = [], {}  # last, and to whom
         # Of the type: to ask the object would be to run its code, which may fail in any way.
         self._sleeper = cast("Sleeps", planner) if hasattr(type(planner), "sleeps") else None
 
@@ -40,17 +40,30 @@ class Planning:
             self._tell(error)
             return False
 
-    def is_needless(self, step: int, decoding: Seq[Sequence]) -> bool:
-        """True where the answer for `decoding` is known to be that nobody drafts."""
+    def foreknown(
+        self, step: int, decoding: list[Sequence], *, has_prompts: bool
+    ) -> dict[str, SpecPlan] | None:
+        """The grants for `decoding`, where the planner need not be asked for them; else None."""
+        given_to, plans = self._given
+        if not has_prompts and decoding == given_to and self._stands(step):
+            is_loaded = all(plan.method in self._methods for plan in plans.values())
+            return plans if is_loaded else None
         if not self.sleeps(step, len(decoding)):
-            return False
+            return None
         for seq in decoding:
             policy = seq.request.policy
             if seq.method != BASELINE or (policy.is_pinned and policy.num_speculative_tokens):
-                return False
-        return True
+                return None
+        return {}
 
-    def plan(self, view: StepView, decoding: Seq[Sequence]) -> tuple[dict[str, SpecPlan], int]:
+    def _stands(self, step: int) -> bool:
+        try:
+            return self._sleeper is not None and self._sleeper.stands(step)
+        except Exception as error:  # noqa: BLE001  as below
+            self._tell(error)
+            return False
+
+    def plan(self, view: StepView, decoding: list[Sequence]) -> tuple[dict[str, SpecPlan], int]:
         """Grants for `decoding`, whose views `view` holds, and how many faults the planner made.
 
         A method that differs from the step before is noted as the sequence's policy change.
@@ -59,6 +72,7 @@ class Planning:
             answer = dict(self.planner.plan(view))
         except Exception as error:  # noqa: BLE001  it may be anybody's code
             self._tell(error)
+            self._given = [], {}
             return {}, 1
         plans: dict[str, SpecPlan] = {}
         num_errors = 0
@@ -77,6 +91,7 @@ class Planning:
                 seq.counters.policy_changes.append(change)
             if plan.method != BASELINE and plan.max_draft_tokens > 0:
                 plans[seq.seq_id] = plan
+        self._given = decoding, plans
         return plans, num_errors
 
     def _tell(self, error: Exception) -> None:

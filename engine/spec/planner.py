@@ -67,12 +67,18 @@ class SpecPlanner(Protocol):
 
 
 class Sleeps(Protocol):
-    """A planner that now and then knows its answer beforehand, so that a large batch, of which every
-    tenth of a percent counts, is not described to it for nothing."""
+    """A planner that now and then knows its answer beforehand, so that a batch is not described to it for
+    nothing: in a large one every tenth of a percent counts, and in a small one asking is some percent of a
+    step."""
 
     def sleeps(self, step: int, num_sequences: int) -> bool:
         """True where it has nothing to grant in this step, with so many decoding, to anybody who was not
         pinned to a method. It is asked all the same while somebody is pinned, or has yet to be told."""
+        ...
+
+    def stands(self, step: int) -> bool:
+        """True where its last answer is also that for this step, if just the same sequences decode in it and
+        no prompts are computed."""
         ...
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from engine.spec.planner import SequenceView, SpecPlan, StepView
 from engine.types import BASELINE
 from specgate.policy.naps import Naps
@@ -136,6 +134,10 @@ class StepPlanner:
         """See `engine.spec.planner.Sleeps`."""
         return self._naps.holds(step, num_sequences) or self.is_asleep
 
+    def stands(self, step: int) -> bool:
+        """See `engine.spec.planner.Sleeps`."""
+        return self._naps.keeps(step)
+
     # --- planning --------------------------------------------------------------------------
 
     def plan(self, view: StepView) -> Mapping[str, SpecPlan]:
@@ -171,10 +173,13 @@ class StepPlanner:
             if plans:
                 self._last = (view.now_s, plan)
                 self._end_step(free, plans, view, table)
+                if is_same and not has_prompts and not self._probing.is_active:
+                    self._naps.keep(view.step)
+                    self._has_slept = True
                 return plans
         self._steady, self._num_joined = None, 0
         rows = table.rows([seat.row for seat in free])
-        settled = self._settle(view, [self._seats[sequence.seq_id] for sequence in fixed], table)
+        settled = table.settle(view.sequences, [self._seats[sequence.seq_id] for sequence in fixed])
         if has_prompts and self._rate > 0:
             # Prompts make this step long whatever is drafted; a second is worth what it always is.
             prices = table.prices
@@ -232,7 +237,7 @@ class StepPlanner:
         most = _MOST_JOINED_PLAIN if self._is_plain else _MOST_JOINED
         if self._num_joined > most * len(free):
             return Plan((), 0.0, 0.0, 0.0), {}
-        settled = self._settle(view, stay, table)
+        settled = table.settle(view.sequences, stay)
         rows = table.rows([seat.row for seat in come])
         plan = solve(rows, table.prices, settled, self._rate, 1)
         if self._is_plain:
@@ -301,7 +306,7 @@ class StepPlanner:
             else:
                 seat.view = sequence
                 if seat.granted:
-                    is_news = seat.note(sequence)
+                    is_news = seat.note(sequence, num_passed)
                 else:
                     is_news = False
                     if sequence.num_drafts != seat.num_drafts:
@@ -376,24 +381,3 @@ class StepPlanner:
             seat.num_changes += 1
         if seat.arm != arm or is_first:
             table.set_penalty([seat], self._shut, step)
-
-    def _settle(self, view: StepView, seats: list[Seat], table: Table) -> Settled:
-        """What this step costs and yields whatever is chosen; `seats` have chosen already."""
-        num = len(view.sequences)
-        num_kv_tokens = num_sampled = 0
-        for sequence in view.sequences:
-            num_kv_tokens += sequence.num_tokens
-            num_sampled += sequence.temperature > 0
-        plain_s = table.prices.plain_s(num, num_kv_tokens, num_sampled)
-        if not seats:
-            return Settled(plain_s, num)
-        index = np.array([seat.row for seat in seats], dtype=np.intp)
-        column = [seat.column for seat in seats]
-        return Settled(
-            plain_s,
-            num,
-            num_drafted=float(table.drafted[index, column].sum()),
-            num_tokens=float(table.tokens[index, column].sum()),
-            extra_s=float(table.extra_s[index, column].sum()),
-            shared=table.prices.shared(column),
-        )

@@ -14,7 +14,7 @@ from specgate.policy import few_rows
 from specgate.policy.few_rows import FewRows
 from specgate.policy.predict import catch_up_s
 from specgate.policy.shut import ShutList
-from specgate.policy.step_choice import Arm, Array, Choices, Prices, Rows
+from specgate.policy.step_choice import Arm, Array, Choices, Prices, Rows, Settled
 from specgate.policy.view import CurveBook, ModelView
 
 _SHUT, _UNPROVEN = 1e9, 1e6  # tokens: no gain is as large; an unproven arm may still be probed
@@ -84,12 +84,12 @@ class Seat:
         self.stale: set[int] = set()  # arms whose part of the row is out of date; none: all of it may be
         self.last_seen = 0
 
-    def note(self, view: SequenceView) -> bool:
-        """What a step brought in which this seat was granted a draft. True when the row should be
+    def note(self, view: SequenceView, num_steps: int) -> bool:
+        """What the last steps brought, in which this seat was granted a draft. True when the row should be
         computed anew."""
         arm = self.granted
         counts = self.counts[arm - 1]
-        counts[0] += 1
+        counts[0] += num_steps
         if view.num_drafts != self.num_drafts:
             counts[1] += max(view.num_drafts - self.num_drafts, 0)
             counts[2] += max(_granted_tokens(view) - self.num_granted_tokens, 0)
@@ -97,7 +97,7 @@ class Seat:
             self.skip(view)
         is_first = not self.loaded[arm - 1]
         self.loaded[arm - 1] = True
-        self.num_granted += 1
+        self.num_granted += num_steps
         is_news = is_first
         if self.num_granted >= self.look_at:
             self.look_at += min(self.num_granted, _MAX_WAIT_STEPS)
@@ -214,6 +214,27 @@ class Table:
         if len(index) <= few_rows.MOST and not self.prices.has_knee:
             return FewRows(*self._numbers.take(index, axis=1).tolist())
         return Rows(*self._numbers.take(np.array(index, dtype=np.intp), axis=1))
+
+    def settle(self, sequences: Sequence[SequenceView], seats: Sequence[Seat]) -> Settled:
+        """What a step of these sequences costs and yields whatever is chosen; `seats`, of some of them, have
+        chosen already."""
+        num_kv_tokens = num_sampled = 0
+        for sequence in sequences:
+            num_kv_tokens += sequence.num_tokens
+            num_sampled += sequence.temperature > 0
+        plain_s = self.prices.plain_s(len(sequences), num_kv_tokens, num_sampled)
+        if not seats:
+            return Settled(plain_s, len(sequences))
+        index = np.array([seat.row for seat in seats], dtype=np.intp)
+        column = [seat.column for seat in seats]
+        return Settled(
+            plain_s,
+            len(sequences),
+            num_drafted=float(self.drafted[index, column].sum()),
+            num_tokens=float(self.tokens[index, column].sum()),
+            extra_s=float(self.extra_s[index, column].sum()),
+            shared=self.prices.shared(column),
+        )
 
     def place(self, seat: Seat) -> None:
         """The arm in force of a new seat, and the curves it goes by."""

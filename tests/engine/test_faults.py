@@ -225,6 +225,9 @@ class SleepyPlanner(ScriptedPlanner):
     def sleeps(self, step: int, num_sequences: int) -> bool:
         return len(self.views) > 1
 
+    def stands(self, step: int) -> bool:
+        return False
+
 
 def test_a_planner_that_sleeps_is_asked_only_where_somebody_drafts_or_is_pinned() -> None:
     expected = reference_greedy(target(), PROMPT, GREEDY.max_tokens)
@@ -240,6 +243,60 @@ def test_a_planner_that_sleeps_is_asked_only_where_somebody_drafts_or_is_pinned(
     planner.script = [off, off, two]
     drive(engine, [pinned])
     assert len(planner.views) > 6  # it had been turned off, and may be let in again at any time
+
+
+class LastingPlanner(ScriptedPlanner):
+    """Each answer of its stands for four steps. It may fail when asked whether it does."""
+
+    breaks = False
+    until = 0
+
+    def plan(self, view: StepView) -> Mapping[str, SpecPlan]:
+        self.until = view.step + 4
+        return super().plan(view)
+
+    def sleeps(self, step: int, num_sequences: int) -> bool:
+        return False
+
+    def stands(self, step: int) -> bool:
+        if self.breaks:
+            raise RuntimeError("stands")
+        return step < self.until
+
+
+def test_an_answer_stands_while_the_same_sequences_decode() -> None:
+    prompts = [PROMPT, tuple(reversed(PROMPT))]
+    expected = {prompt: reference_greedy(target(), prompt, GREEDY.max_tokens) for prompt in prompts}
+    oracle = known_continuations(expected)
+
+    def run(planner: LastingPlanner) -> tuple[set[int], list[int]]:
+        engine = make_engine({"stub": StubDrafter(oracle, VOCAB)}, planner)
+        run = drive(engine, [request(name, p, policy="stub") for name, p in zip("ab", prompts, strict=True)])
+        assert [run.finished[name].token_ids for name in "ab"] == list(expected.values())
+        emitted = [r.num_emitted_tokens / r.num_decode_sequences for r in run.records if r.kind == "verify"]
+        return {view.step for view in planner.views}, [round(each) for each in emitted]
+
+    asked, emitted = run(LastingPlanner([SpecPlan("stub", 2)] * 99))
+    broken = LastingPlanner([SpecPlan("stub", 2)] * 99)
+    broken.breaks = True
+    asked_always, emitted_always = run(broken)
+    assert emitted == emitted_always
+    assert set(emitted[:-1]) == {3}  # drafts go on in the steps for which it was not asked
+    assert len(asked) < len(asked_always) / 2
+    assert asked < asked_always
+
+
+def test_what_was_granted_does_not_stand_for_a_drafter_that_is_gone() -> None:
+    planner = LastingPlanner([SpecPlan("stub", 2)] * 99)
+    expected = reference_greedy(target(), PROMPT, GREEDY.max_tokens)
+    engine = make_engine({"stub": StubDrafter(known_continuations({PROMPT: expected}), VOCAB)}, planner)
+    engine.add(request("a", PROMPT, policy="stub"))
+    results = [engine.step() for _ in range(3)]
+    assert [r.record is not None and r.record.kind for r in results] == ["prefill", "verify", "verify"]
+    engine.set_drafters({})
+    results = [engine.step()]
+    assert results[0].record is not None
+    assert results[0].record.kind == "decode"
 
 
 def test_a_request_that_allows_no_token_ends_alone() -> None:

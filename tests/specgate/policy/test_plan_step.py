@@ -16,6 +16,7 @@ from specgate.policy.naps import Naps
 from specgate.policy.plan_step import StepPlanner
 from specgate.policy.probing import Probing
 from specgate.policy.reasons import Reason
+from specgate.policy.seats import Seat
 from specgate.policy.shut import Shut
 from specgate.policy.step_choice import Plan
 from specgate.policy.view import ModelView, PlannerSettings
@@ -253,6 +254,49 @@ def test_news_wakes_it(news: str) -> None:
     else:
         planner.set_force("draft")
     assert not planner.sleeps(4, num)
+
+
+def kept_steps(planner: StepPlanner, first: int, last: int, num: int) -> int:
+    """Steps of a batch whose drafts pay, as the engine runs them: in how many of them it was not asked."""
+    num_kept = 0
+    for step in range(first, last):
+        if planner.stands(step):
+            num_kept += 1
+        else:
+            plans = planner.plan(view(step, step * 0.03, **{f"s{i}": AUTO for i in range(num)}))
+            assert any(plan.max_draft_tokens for plan in plans.values())
+    return num_kept
+
+
+@pytest.mark.parametrize("num", [1, 4])
+def test_drafts_that_pay_are_granted_for_some_steps_at_once(num: int) -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.9, ngram=0.02))
+    assert kept_steps(planner, 1, 65, num) > 40
+
+
+@pytest.mark.parametrize("news", ["model", "doors", "kill switch"])
+def test_news_ends_what_was_granted(news: str) -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.9, ngram=0.02))
+    step = 1
+    while not planner.stands(step):
+        planner.plan(view(step, step * 0.03, a=AUTO))
+        step += 1
+    if news == "model":
+        planner.use(model(draft=0.9, ngram=0.03))
+    elif news == "doors":
+        planner.set_shut([Shut("draft", Reason.LOAD_GUARD)])
+    else:
+        planner.set_force("baseline")
+    assert not planner.stands(step)
+
+
+def test_a_seat_counts_the_steps_it_was_granted_in_unasked() -> None:
+    seat = Seat(sequence("a", AUTO), 0, 1)
+    seat.granted = 1
+    seat.note(replace(sequence("a", AUTO), num_drafts=6, num_granted_tokens=18, num_accepted_tokens=9), 8)
+    assert seat.counts == [[8, 6, 18, 9]]
 
 
 def test_it_does_not_sleep_through_a_trial() -> None:
