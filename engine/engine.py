@@ -48,7 +48,7 @@ from engine.types import (
     TokenLogprob,
 )
 
-_LOOK_BACK_EVERY = 4  # steps, while the planner could do nothing with what is learnt
+_LOOK_BACK_EVERY = 8  # steps, while the planner could do nothing with what is learnt
 
 
 class Engine:

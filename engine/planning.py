@@ -50,11 +50,28 @@ class Planning:
             return plans if is_loaded else None
         if not self.sleeps(step, len(decoding)):
             return None
+        new: list[Sequence] = []
         for seq in decoding:
             policy = seq.request.policy
-            if seq.method != BASELINE or (policy.is_pinned and policy.num_speculative_tokens):
+            if policy.is_pinned and policy.num_speculative_tokens:
                 return None
+            if seq.method != BASELINE:
+                if policy.is_exact or policy.hold_steps:  # as promised
+                    return None
+                new.append(seq)
+        reason = self._reason_asleep() if new else ""
+        if new and not reason:
+            return None
+        for seq in new:
+            _change(seq, BASELINE, reason)
         return {}
+
+    def _reason_asleep(self) -> str:
+        try:
+            return "" if self._sleeper is None else self._sleeper.reason_asleep()
+        except Exception as error:  # noqa: BLE001  as below
+            self._tell(error)
+            return ""
 
     def _stands(self, step: int) -> bool:
         try:
@@ -86,9 +103,7 @@ class Planning:
                     continue
                 plan = SpecPlan(BASELINE, 0, reason=_UNLOADED)
             if plan.method != seq.method:
-                seq.method = plan.method
-                change = PolicyChange(len(seq.output_token_ids), plan.method, plan.reason)
-                seq.counters.policy_changes.append(change)
+                _change(seq, plan.method, plan.reason)
             if plan.method != BASELINE and plan.max_draft_tokens > 0:
                 plans[seq.seq_id] = plan
         self._given = decoding, plans
@@ -100,6 +115,11 @@ class Planning:
         if fault != self._last_fault:
             log.exception("the planner failed; nobody drafts by its word this step")
         self._last_fault = fault
+
+
+def _change(seq: Sequence, method: str, reason: str) -> None:
+    seq.method = method
+    seq.counters.policy_changes.append(PolicyChange(len(seq.output_token_ids), method, reason))
 
 
 def sequence_view(seq: Sequence) -> SequenceView:

@@ -73,7 +73,12 @@ class Sleeps(Protocol):
 
     def sleeps(self, step: int, num_sequences: int) -> bool:
         """True where it has nothing to grant in this step, with so many decoding, to anybody who was not
-        pinned to a method. It is asked all the same while somebody is pinned, or has yet to be told."""
+        pinned to a method. It is asked all the same while somebody is pinned, or has yet to be told and
+        `reason_asleep` is empty."""
+        ...
+
+    def reason_asleep(self) -> str:
+        """While it sleeps, why those who come decode plainly; empty: it has to be asked for each."""
         ...
 
     def stands(self, step: int) -> bool:

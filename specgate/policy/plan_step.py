@@ -134,6 +134,10 @@ class StepPlanner:
         """See `engine.spec.planner.Sleeps`."""
         return self._naps.holds(step, num_sequences) or self.is_asleep
 
+    def reason_asleep(self) -> str:
+        """See `engine.spec.planner.Sleeps`. Where guards have shut everything, each is told which."""
+        return "" if self.is_asleep else Reason.PREDICTED_FASTEST.value
+
     def stands(self, step: int) -> bool:
         """See `engine.spec.planner.Sleeps`."""
         return self._naps.keeps(step)
@@ -153,7 +157,7 @@ class StepPlanner:
             for seat in self._seats.values():
                 seat.granted = 0  # by this planner
             return self._follow(view.sequences)
-        self._probing.account(view.now_s, self._last, self._num_passed)
+        self._probing.account(view.now_s, self._last, self._num_passed, len(self._batch))
         self._last = None
         free, fixed = self._take_seats(view, table)
         plans = self._follow(fixed) if fixed else {}
@@ -261,11 +265,10 @@ class StepPlanner:
             self._probing.mind(free, view.now_s, table, self._rate, has_drifted=self._has_drifted)
             self._has_drifted = False
         self._probing.grant(plans, len(view.sequences), table, self._num_steps, self._rate)
-        drafts = any(plan.max_draft_tokens for plan in plans.values())
-        if self._is_plain and not drafts and not self._probing.is_active:
-            self._has_slept |= self._naps.begin(view.step, len(view.sequences))
-        else:
+        if not self._is_plain:
             self._naps.forget()
+        elif not self._probing.is_active and not any(plan.max_draft_tokens for plan in plans.values()):
+            self._has_slept |= self._naps.begin(view.step, len(view.sequences))
 
     def _passes(self, every: int, at: int = 0) -> bool:
         """Whether one of the steps since the call before is the `at`th of `every`."""

@@ -27,14 +27,15 @@ class Probes:
     """When which arm may be tried, and what trying has cost."""
 
     share: float = 0.01
-    busy_s: float = _START_BUSY_S
+    earning_s: float = _START_BUSY_S  # the engine's time that counts for it
     spent_s: float = 0.0
     _pauses: dict[ArmKey, _Pause] = field(default_factory=dict)
 
-    def pass_time(self, busy_s: float, spent_s: float) -> None:
-        """The engine worked for `busy_s`, of which `spent_s` was for a probe."""
+    def pass_time(self, busy_s: float, spent_s: float, weight: float = 1.0) -> None:
+        """The engine worked for `busy_s`, of which `spent_s` was for a probe. `weight`: how much of that time
+        counts towards the share."""
         keep = math.exp(-busy_s / MEMORY_S)
-        self.busy_s = self.busy_s * keep + busy_s
+        self.earning_s = self.earning_s * keep + weight * busy_s
         self.spent_s = self.spent_s * keep + spent_s
 
     def in_use(self, arm: ArmKey, now_s: float) -> None:
@@ -62,7 +63,7 @@ class Probes:
     @property
     def credit_s(self) -> float:
         """What may be spent now so that the share holds."""
-        return self.share * self.busy_s - self.spent_s
+        return self.share * self.earning_s - self.spent_s
 
     def begin(self, arm: ArmKey, now_s: float) -> None:
         """The arm is tried now; the next time it waits twice as long."""

@@ -16,6 +16,7 @@ from specgate.policy.step_choice import Plan, Settled
 _STEPS, _MIN_STEPS = 6, 3
 _MIN_TOKENS = 16  # that a sequence must still have to go
 _BUSY_FACTOR, _IDLE_FACTOR = 3.0, 10.0  # times its prediction: more of a pause was no work; was idleness
+_EARNING_BATCH = 8  # sequences: the time of a larger batch earns as much for probes as if it had been this
 _PLAIN: ArmKey = (BASELINE, "")
 
 
@@ -53,9 +54,12 @@ class Probing:
         if seats is None:
             self._told.clear()  # other methods may bear the same names
 
-    def account(self, now_s: float, last: tuple[float, Plan] | None, num_steps: int = 1) -> None:
+    def account(
+        self, now_s: float, last: tuple[float, Plan] | None, num_steps: int = 1, num_sequences: int = 1
+    ) -> None:
         """The step before is over, and those after it that nobody planned: what they took, and what the
-        probe cost."""
+        probe cost. A large batch's time earns less: all of it waits for a probe, and close to saturation
+        latency suffers several times what is lost of throughput."""
         if last is None:
             return
         planned_s, plan = last
@@ -63,7 +67,8 @@ class Probing:
         spent_s = self._cost_s
         if spent_s and took_s < _IDLE_FACTOR * plan.seconds:
             spent_s = max(spent_s, min(took_s - plan.seconds, _IDLE_FACTOR * spent_s))
-        self.probes.pass_time(min(took_s, _BUSY_FACTOR * plan.seconds * num_steps), spent_s)
+        worked_s = min(took_s, _BUSY_FACTOR * plan.seconds * num_steps)
+        self.probes.pass_time(worked_s, spent_s, min(_EARNING_BATCH / max(num_sequences, 1), 1.0))
         self._cost_s = 0.0
 
     def mind(

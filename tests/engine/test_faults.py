@@ -222,11 +222,16 @@ def test_the_planner_may_change_the_method_of_a_running_request() -> None:
 class SleepyPlanner(ScriptedPlanner):
     """Asleep from its second answer on."""
 
+    reason = ""
+
     def sleeps(self, step: int, num_sequences: int) -> bool:
         return len(self.views) > 1
 
     def stands(self, step: int) -> bool:
         return False
+
+    def reason_asleep(self) -> str:
+        return self.reason
 
 
 def test_a_planner_that_sleeps_is_asked_only_where_somebody_drafts_or_is_pinned() -> None:
@@ -243,6 +248,25 @@ def test_a_planner_that_sleeps_is_asked_only_where_somebody_drafts_or_is_pinned(
     planner.script = [off, off, two]
     drive(engine, [pinned])
     assert len(planner.views) > 6  # it had been turned off, and may be let in again at any time
+
+
+def test_who_comes_while_the_planner_sleeps_decodes_plainly_and_is_told_why() -> None:
+    expected = reference_greedy(target(), PROMPT, GREEDY.max_tokens)
+    planner = SleepyPlanner([SpecPlan(BASELINE, 0)] * 2)
+    planner.reason = "predicted_fastest"
+    engine = make_engine({"stub": StubDrafter(known_continuations({PROMPT: expected}), VOCAB)}, planner)
+    drive(engine, [request("a", PROMPT)])
+    num_asked = len(planner.views)
+    free = EngineRequest("b", PROMPT, GREEDY, PolicyAssignment("stub", 2, is_exact=False))
+    stats = drive(engine, [free]).finished["b"].stats
+    assert stats is not None
+    assert [(c.token_index, c.policy, c.reason) for c in stats.policy_changes] == [
+        (1, BASELINE, "predicted_fastest")
+    ]
+    assert len(planner.views) == num_asked
+    held = EngineRequest("c", PROMPT, GREEDY, PolicyAssignment("stub", 2, hold_steps=4))
+    drive(engine, [held])
+    assert len(planner.views) > num_asked  # what was promised is kept
 
 
 class LastingPlanner(ScriptedPlanner):
@@ -262,6 +286,9 @@ class LastingPlanner(ScriptedPlanner):
         if self.breaks:
             raise RuntimeError("stands")
         return step < self.until
+
+    def reason_asleep(self) -> str:
+        return ""
 
 
 def test_an_answer_stands_while_the_same_sequences_decode() -> None:

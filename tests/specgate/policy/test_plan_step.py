@@ -308,13 +308,24 @@ def test_it_does_not_sleep_through_a_trial() -> None:
 
 
 def test_naps_are_time_of_the_engines_of_which_trials_get_their_share() -> None:
-    busy_s = []
+    earned_s = []
     for num_steps in (1, 8):
         probing = Probing()
-        before_s = probing.probes.busy_s
+        before_s = probing.probes.earning_s
         probing.account(0.4, (0.0, Plan((), 8.0, 0.0, 0.05)), num_steps)
-        busy_s.append(probing.probes.busy_s - before_s)
-    assert busy_s == pytest.approx([0.15, 0.4], abs=0.03)  # one step that took so long was idleness
+        earned_s.append(probing.probes.earning_s - before_s)
+    assert earned_s == pytest.approx([0.15, 0.4], abs=0.03)  # one step that took so long was idleness
+
+
+def test_a_large_batch_earns_less_for_probes() -> None:
+    """All of it waits for one."""
+    earned_s = []
+    for num in (1, 8, 16, 64):
+        probing = Probing()
+        before_s = probing.probes.earning_s
+        probing.account(0.05, (0.0, Plan((), 8.0, 0.0, 0.05)), 1, num)
+        earned_s.append(probing.probes.earning_s - before_s)
+    assert [each / earned_s[0] for each in earned_s] == pytest.approx([1, 1, 1 / 2, 1 / 8], abs=0.05)
 
 
 def test_its_own_text_turns_a_request_away_from_its_tasks_method() -> None:
