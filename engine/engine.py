@@ -306,12 +306,9 @@ class Engine:
     def _plan(self, now_s: float) -> tuple[dict[str, SpecPlan], int]:
         """The planner's grants for drafters that exist, and how many faults it made."""
         decoding = [seq for seq in self._scheduler.running if seq.is_decoding]
-        if not decoding or not self._planning.known:
-            return {}, 0
-        has_prompts = len(decoding) < len(self._scheduler.running)
-        foreknown = self._planning.foreknown(self._num_steps, decoding, has_prompts=has_prompts)
-        if foreknown is not None:
-            return foreknown, 0
+        known = self._planning.foreknown(self._num_steps, decoding, len(self._scheduler.running))
+        if known is not None:
+            return known, 0
         view = StepView(
             step=self._num_steps,
             now_s=now_s,

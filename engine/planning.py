@@ -40,12 +40,13 @@ class Planning:
             self._tell(error)
             return False
 
-    def foreknown(
-        self, step: int, decoding: list[Sequence], *, has_prompts: bool
-    ) -> dict[str, SpecPlan] | None:
-        """The grants for `decoding`, where the planner need not be asked for them; else None."""
+    def foreknown(self, step: int, decoding: list[Sequence], num_running: int) -> dict[str, SpecPlan] | None:
+        """The grants for `decoding`, of `num_running` sequences (of the others prompts are computed), where
+        the planner need not be asked for them; else None."""
+        if not decoding or not self.known:
+            return {}
         given_to, plans = self._given
-        if not has_prompts and decoding == given_to and self._stands(step):
+        if len(decoding) == num_running and decoding == given_to and self._stands(step):
             is_loaded = all(plan.method in self._methods for plan in plans.values())
             return plans if is_loaded else None
         if not self.sleeps(step, len(decoding)):

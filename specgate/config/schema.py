@@ -153,7 +153,7 @@ class PolicyConfig:
     slo_tpot_ms: float | None = setting(None, "objective slo: time per output token to meet", gt=0)
     switch_margin: float = setting(
         0.03,
-        "what replaces the policy in force must be better by this share, drafts than none by twice or thrice it",
+        "what replaces the policy in force must be better by this share, drafts than none by twice or thrice",
         ge=0,
         le=0.5,
     )

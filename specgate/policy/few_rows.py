@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specgate.policy.step_choice import Plan, Prices, Settled, Shared, best_depth
+from specgate.policy.step_choice import Offer, Plan, Prices, Settled, Shared, best_depth, offers
 
 MOST = 8  # sequences
 
@@ -39,17 +39,17 @@ class FewRows:
         for index, arm in enumerate(prices.arms):
             last = arm.first + arm.depth
             if arm.has_calls:
-                gains, nums = _by_depth([value[arm.first : last] for value in values], best)
-                depth = best_depth(prices, index, settled[index], gains, nums, rate, quiet)
+                offered = _offered([value[arm.first : last] for value in values], best)
+                depth, num = best_depth(prices, index, settled[index], offered, rate, quiet)
                 if not depth:
                     continue
-                quiet[index] = 1.0 - arm.drafter.asked(settled[index][1] + max(nums[depth - 1], 1))
+                quiet[index] = 1.0 - arm.drafter.asked(settled[index][1] + num)
                 last = arm.first + depth
             tops = [max(value[arm.first : last]) for value in values]
             better = [top > least for top, least in zip(tops, best, strict=True)]
-            if arm.has_calls and not any(better):
-                lifts = [top - least for top, least in zip(tops, best, strict=True)]
-                better[lifts.index(max(lifts))] = True
+            if arm.has_calls and num != sum(better):
+                order = sorted(range(len(best)), key=lambda row: best[row] - tops[row])
+                better = [row in order[:num] for row in range(len(best))]
             for row, is_better in enumerate(better):
                 if is_better:
                     best[row] = tops[row]
@@ -69,16 +69,12 @@ class FewRows:
         return Plan(list(column), tokens, drafted, seconds)
 
 
-def _by_depth(values: list[list[float]], best: list[float]) -> tuple[list[float], list[int]]:
-    """`values` [sequences][depths] of an arm, in tokens. By depth: how much better off those are together
-    that draft up to it (or the one that loses least), and their number."""
+def _offered(values: list[list[float]], best: list[float]) -> list[list[Offer]]:
+    """As `step_choice.offers`, by depth. `values` [sequences][depths] of an arm, in tokens."""
     lifts = [float("-inf")] * len(best)
-    gains: list[float] = []
-    nums: list[int] = []
+    found: list[list[Offer]] = []
     for depth in range(len(values[0])):
         for row, value in enumerate(values):
             lifts[row] = max(lifts[row], value[depth] - best[row])
-        better = [lift for lift in lifts if lift > 0]
-        gains.append(sum(better) if better else max(lifts))
-        nums.append(len(better))
-    return gains, nums
+        found.append(offers(lifts))
+    return found

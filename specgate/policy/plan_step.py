@@ -27,9 +27,9 @@ _SOLVE_EVERY = 32  # steps for which a plan is kept at most
 _MOST_ROWS = 16  # computed anew in one step
 _SAME_RATE = 2e-3  # by which the rate may still move where a plan is kept
 _ROUNDS_NEW = 2  # of the price, when the batch is another
-# Margins that a step's drafts must bring: to begin with, and where the last step had some; one more in a large
-# batch. Of 3 to 5 % predicted for ten and more nothing was left when measured: there each step has news to plan
-# for, a percent or two of it (LOG.md).
+# Margins that a step's drafts must bring: to begin with, and where the last step had some; one more in a
+# large batch. Of 3 to 5 % predicted for ten and more nothing was left when measured: there each step has news
+# to plan for, a percent or two of it (LOG.md).
 _TO_START, _TO_STAY = 2.0, 1.0
 _LARGE = 9
 # Of the batch, that may come or go before all are weighed anew: where some draft, and where nobody does.

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -29,8 +30,10 @@ from router_models.types import DraftCoefficients, StepCoefficients
 
 Array = NDArray[np.float64]
 Shared = tuple[int, int]  # the deepest draft of some sequences, and their number
+Offer = tuple[float, int]  # tokens by which some sequences would be better off, and their number
 _NO_DRAFTER = DraftCoefficients()
 _PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_FEW_TO_CALL_FOR = 8  # sequences, any of which may be left out; of more all draft that gain by it, or one
 _MAX_SPREAD = 8  # drafting sequences whose luck is followed one by one
 
 
@@ -265,22 +268,19 @@ class Rows:
         for index, arm in enumerate(prices.arms):
             part = by_column[arm.columns]
             if arm.has_calls:
-                lift = np.maximum.accumulate(part, axis=0)  # the best up to each depth ..
+                lift = np.maximum.accumulate(part, axis=0)  # the best up to each depth
                 lift -= best
-                gains = np.maximum(lift, 0.0).sum(axis=1).tolist()
-                nums = np.count_nonzero(lift > 0, axis=1).tolist()
-                if not nums[0]:  # .. one has to draft, if any is to
-                    tops = lift.max(axis=1).tolist()
-                    gains = [gain if num else top for gain, num, top in zip(gains, nums, tops, strict=True)]
-                depth = best_depth(prices, index, settled[index], gains, nums, rate, quiet)
+                offered = _offered(lift)
+                depth, num = best_depth(prices, index, settled[index], offered, rate, quiet)
                 if not depth:
                     continue
-                quiet[index] = 1.0 - arm.drafter.asked(settled[index][1] + max(nums[depth - 1], 1))
+                quiet[index] = 1.0 - arm.drafter.asked(settled[index][1] + num)
                 part = part[:depth]
             top = part.max(axis=0)
             better = top > best
-            if arm.has_calls and not better.any():
-                better[(top - best).argmax()] = True
+            if arm.has_calls and num != np.count_nonzero(better):
+                better[:] = False
+                better[np.argsort(best - top)[:num]] = True
             np.copyto(best, top, where=better)
             np.copyto(column, part.argmax(axis=0) + arm.first, where=better)
         chosen: list[int] = column.tolist()
@@ -300,22 +300,42 @@ class Rows:
         return Plan(column, tokens, num_drafted, seconds)
 
 
+def _offered(lift: Array) -> list[list[Offer]]:
+    """By depth; `lift` [depth, sequences]: tokens by which each would be better off."""
+    if lift.shape[1] <= _FEW_TO_CALL_FOR:
+        return [offers(row) for row in lift.tolist()]
+    gains = np.maximum(lift, 0.0).sum(axis=1).tolist()
+    nums = np.count_nonzero(lift > 0, axis=1).tolist()
+    tops = lift.max(axis=1).tolist()
+    every = zip(gains, nums, tops, strict=True)
+    return [[(top, 1), (gain, num)] if num > 1 else [(top, 1)] for gain, num, top in every]
+
+
+def offers(lifts: Sequence[float]) -> list[Offer]:
+    """Draft calls for the one that gains most by them (or loses least), for the two that do, .. for all that
+    gain: who gains little may not be worth the calls that are made for it."""
+    gaining = sorted((lift for lift in lifts if lift > 0), reverse=True)
+    if not gaining:
+        return [(max(lifts), 1)]
+    return list(zip(accumulate(gaining), range(1, len(gaining) + 1), strict=True))
+
+
 def best_depth(
     prices: Prices,
     index: int,
     settled: Shared,
-    gains: Sequence[float],
-    nums: Sequence[int],
+    offered: Sequence[Sequence[Offer]],
     rate: float,
     quiet: Sequence[float],
-) -> int:
-    """Up to which depth the shared calls of the arm at `index` pay, 0: not at all. `gains` and `nums` by
-    depth: tokens by which those who would draft up to it are better off, and their number."""
-    most, found = 0.0, 0
-    for depth, (gain, num) in enumerate(zip(gains, nums, strict=True), start=1):
-        more = gain - rate * prices.added_calls_s(index, settled, depth, max(num, 1), quiet)
-        if more > most:
-            most, found = more, depth
+) -> tuple[int, int]:
+    """Up to which depth the shared calls of the arm at `index` pay, and for how many sequences. Depth 0: for
+    none. `offered` by depth."""
+    most, found = 0.0, (0, 0)
+    for depth, each in enumerate(offered, start=1):
+        for gain, num in each:
+            more = gain - rate * prices.added_calls_s(index, settled, depth, num, quiet)
+            if more > most:
+                most, found = more, (depth, num)
     return found
 
 

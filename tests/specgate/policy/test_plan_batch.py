@@ -168,8 +168,8 @@ def mixed_model() -> ModelView:
 
 
 def test_a_step_drafts_only_where_its_drafts_bring_more_than_the_margin() -> None:
-    """Each of sixty whose drafts all stand is worth 2.9 % of a step. Below three margins, 9 %, nobody begins to
-    draft, for the drafts slow the others down; once somebody does, two are enough."""
+    """Each of sixty whose drafts all stand is worth 2.9 % of a step. Below three margins, 9 %, nobody begins
+    to draft, for the drafts slow the others down; once somebody does, two are enough."""
     planner = StepPlanner()
     planner.use(mixed_model())
 
