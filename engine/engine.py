@@ -421,6 +421,7 @@ class Engine:
         del self._sequences[seq.seq_id]
         self._scheduler.remove(seq)
         self._drafting.end(seq)
+        self._planning.forget()
         stats = seq.counters.freeze(
             num_prompt_tokens=seq.prompt_length,
             num_output_tokens=len(seq.output_token_ids),

@@ -30,7 +30,12 @@ class Planning:
         self.planner = planner
         self._given: tuple[list[Sequence], dict[str, SpecPlan]] = [], {}  # last, and to whom
         # Of the type: to ask the object would be to run its code, which may fail in any way.
-        self._sleeper = cast("Sleeps", planner) if hasattr(type(planner), "sleeps") else None
+        is_sleeper = all(hasattr(type(planner), name) for name in ("sleeps", "reason_asleep", "stands"))
+        self._sleeper = cast("Sleeps", planner) if is_sleeper else None
+
+    def forget(self) -> None:
+        """Nobody is left: hold on to no sequence."""
+        self._given = [], {}
 
     def sleeps(self, step: int, num_sequences: int) -> bool:
         """See `Sleeps`."""
@@ -114,7 +119,7 @@ class Planning:
         """With its trace, once: the same fault comes back every step."""
         fault = f"{type(error).__name__}: {error}"
         if fault != self._last_fault:
-            log.exception("the planner failed; nobody drafts by its word this step")
+            log.exception("the planner failed; where it was to grant drafts, there are none in this step")
         self._last_fault = fault
 
 

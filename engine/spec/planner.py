@@ -82,8 +82,8 @@ class Sleeps(Protocol):
         ...
 
     def stands(self, step: int) -> bool:
-        """True where its last answer is also that for this step, if just the same sequences decode in it and
-        no prompts are computed."""
+        """True where its last answer is also that for this step, if just the same sequences run and all of
+        them decode."""
         ...
 
 

@@ -113,7 +113,7 @@ async def run_replay(
     options = replace(options, asking=asking)
 
     async def measure(bench: Bench, repeat: int) -> Measured:
-        return await bench.measure(list(_trace_slices(bench, replay, trace, repeat)))
+        return await bench.measure(list(_trace_slices(bench, replay, trace, repeat)), repeat)
 
     found = await measure_anew(options, replay.repeats, clock, meter, measure)
     what = {
@@ -171,7 +171,7 @@ async def run_shift(
             bench.meta["notes"].append(f"Left out of the schedule for want of prompts: {', '.join(missing)}.")
         capacity = capacity or await bench.measure_capacity()
         slices = _shift_slices(bench, shift, trace, capacity.requests_per_s, repeat)
-        return await bench.measure(list(slices))
+        return await bench.measure(list(slices), repeat)
 
     found = await measure_anew(options, shift.repeats, clock, meter, measure)
     assert capacity is not None

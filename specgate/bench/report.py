@@ -106,6 +106,7 @@ def write_records(measured: Measured, out: Path) -> Path:
         for sample in measured.samples:
             record = sample.record
             row = {name: getattr(record, name) for name in record.__slots__ if name != "emitted_s"}
-            row |= {"cell": sample.cell.name, "slice": sample.slice_name, "specgate": dict(record.specgate)}
+            row |= {"cell": sample.cell.name, "slice": sample.slice_name, "repeat": sample.repeat}
+            row["specgate"] = dict(record.specgate)
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     return path

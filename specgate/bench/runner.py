@@ -93,12 +93,13 @@ async def run_slices(
     clients: Mapping[str, Client],
     on_turn: Callable[[Slice, str, float], object],
     lockstep: Lockstep | None = None,
+    first: int = 0,
 ) -> Measured:
     """Every slice under every arm, one at a time or in lockstep. `on_turn` hears slice, arm and seconds
-    after each."""
+    after each. `first`: which arm begins."""
     samples: list[Sample] = []
     turns: list[Turn] = []
-    for number, piece in enumerate(slices):
+    for number, piece in enumerate(slices, start=first):
 
         async def run(arm: str, piece: Slice = piece) -> None:
             client = clients[arm]

@@ -65,7 +65,7 @@ class Bench:
         jobs = endless_jobs("capacity", self.pool, options.askings()[0], options.seed)
         return await measure_capacity(client, jobs, options.concurrencies, options.capacity_s)
 
-    async def measure(self, slices: Sequence[Slice]) -> Measured:
+    async def measure(self, slices: Sequence[Slice], repeat: int = 0) -> Measured:
         """Run all slices under all arms, with progress."""
         num_arms = len(self.fleet.clients)
         started_s, cpu_s = self.clock.monotonic(), _cpu_s()
@@ -80,7 +80,7 @@ class Bench:
                 told.append(piece)
             self.meter.advance(done_s, f"{piece.cell.name}: {arm} took {seconds:.0f} s")
 
-        measured = await run_slices(slices, self.fleet.clients, on_turn, self.fleet.lockstep)
+        measured = await run_slices(slices, self.fleet.clients, on_turn, self.fleet.lockstep, repeat)
         passed_s = self.clock.monotonic() - started_s
         self.meta["client_cpu_share"] = round((_cpu_s() - cpu_s) / passed_s, 4) if passed_s > 0 else None
         return measured
@@ -97,7 +97,7 @@ class Repeated:
 
     options: Options
     arms: tuple[str, ...]
-    meta: Mapping[str, Any]  # of the first
+    meta: Mapping[str, Any]  # of the first, but for notes and load of the client: those of all
     measured: Measured
     latency_models: tuple[Mapping[str, Any], ...]
 
@@ -122,6 +122,7 @@ async def measure_anew(
     first: Bench | None = None
     parts: list[Measured] = []
     models: list[Mapping[str, Any]] = []
+    metas: list[dict[str, Any]] = []
     for number in range(repeats):
         if repeats > 1:
             meter.say(f"repeat {number + 1} of {repeats}")
@@ -129,8 +130,15 @@ async def measure_anew(
             first = first or bench
             parts.append((await measure(bench, number)).of_repeat(number))
             models.append(await latency_model(bench.fleet))
+            metas.append(bench.meta)
     assert first is not None
-    return Repeated(options, first.fleet.arms, first.meta, Measured.joined(parts), tuple(models))
+    shares = [share for meta in metas if (share := meta.get("client_cpu_share")) is not None]
+    meta = {
+        **first.meta,
+        "notes": list(dict.fromkeys(note for meta in metas for note in meta.get("notes", ()))),
+        "client_cpu_share": max(shares, default=None),
+    }
+    return Repeated(options, first.fleet.arms, meta, Measured.joined(parts), tuple(models))
 
 
 def _cpu_s() -> float:

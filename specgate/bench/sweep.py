@@ -45,7 +45,7 @@ async def run_sweep(
     async def measure(bench: Bench, repeat: int) -> Measured:
         nonlocal capacity
         capacity = capacity or await bench.measure_capacity()
-        return await bench.measure(list(plan_slices(bench, sweep, capacity.requests_per_s, repeat)))
+        return await bench.measure(list(plan_slices(bench, sweep, capacity.requests_per_s, repeat)), repeat)
 
     found = await measure_anew(options, sweep.repeats, clock, meter, measure)
     assert capacity is not None

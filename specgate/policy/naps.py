@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_FROM = 4  # sequences: in a smaller batch planning costs nothing
+_FROM = 4  # sequences: a smaller batch is where drafts pay most
 _STEPS, _MOST_STEPS = 8, 32  # of the first nap, and of any: each is twice as long as the one before
 _CHANGE = 1 / 4  # of the batch, that ends a nap by coming or going
 _KEPT_STEPS = 8  # for which drafts are granted at once; it looks at what they brought no more often

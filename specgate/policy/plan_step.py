@@ -31,7 +31,7 @@ _ROUNDS_NEW = 2  # of the price, when the batch is another
 # large batch. Of 3 to 5 % predicted for ten and more nothing was left when measured: there each step has news
 # to plan for, a percent or two of it (LOG.md).
 _TO_START, _TO_STAY = 2.0, 1.0
-_LARGE = 9
+_LARGE, _STAYS_LARGE = 9, 12  # apart, so that one request more or fewer does not turn drafts on and off
 # Of the batch, that may come or go before all are weighed anew: where some draft, and where nobody does.
 _MOST_JOINED, _MOST_JOINED_PLAIN = 1 / 8, 1 / 2
 
@@ -60,6 +60,7 @@ class StepPlanner:
         self._has_slept = False  # it may have, since then
         self._naps = Naps()
         self._num_passed = 1  # steps since the call before
+        self._num_decoding = 0  # in that call
         self._is_plain = True  # nobody drafts: it would bring too little
         self._num_joined = 0  # came or went since all were weighed
         self._plans: list[SpecPlan] = []  # by column
@@ -137,8 +138,8 @@ class StepPlanner:
         return self._naps.holds(step, num_sequences) or self.is_asleep
 
     def reason_asleep(self) -> str:
-        """See `engine.spec.planner.Sleeps`. Where guards have shut everything, each is told which."""
-        return "" if self.is_asleep else Reason.PREDICTED_FASTEST.value
+        """See `engine.spec.planner.Sleeps`. Where a guard has shut something, who it concerns is told so."""
+        return "" if self._shut else Reason.PREDICTED_FASTEST.value
 
     def stands(self, step: int) -> bool:
         """See `engine.spec.planner.Sleeps`."""
@@ -159,10 +160,11 @@ class StepPlanner:
             for seat in self._seats.values():
                 seat.granted = 0  # by this planner
             return self._follow(view.sequences)
-        self._probing.account(view.now_s, self._last, self._num_passed, len(self._batch))
+        self._probing.account(view.now_s, self._last, self._num_passed, self._num_decoding)
+        self._num_decoding = len(view.sequences)
         self._last = None
         free, fixed = self._take_seats(view, table)
-        plans = self._follow(fixed) if fixed else {}
+        plans = self._follow_fixed(fixed) if fixed else {}
         if not free:
             self._last = None
             return plans
@@ -225,8 +227,8 @@ class StepPlanner:
             self._is_plain = True
             return plan
         plain = rows.cost(table.prices, [0] * len(rows.tokens), settled)
-        num_margins = _TO_START if self._is_plain else _TO_STAY
-        least = table.margin * (num_margins + (settled.num_sequences >= _LARGE))
+        num_margins, large = (_TO_START, _LARGE) if self._is_plain else (_TO_STAY, _STAYS_LARGE)
+        least = table.margin * (num_margins + (settled.num_sequences >= large))
         self._is_plain = plan.rate < (1 + least) * plain.rate
         return plain if self._is_plain else plan
 
@@ -300,6 +302,14 @@ class StepPlanner:
             )
         return plans
 
+    def _follow_fixed(self, fixed: Iterable[SequenceView]) -> dict[str, SpecPlan]:
+        plans = self._follow(fixed)
+        for sequence in fixed:
+            plan = plans.get(sequence.seq_id)
+            if plan is None or not plan.max_draft_tokens:  # a door is shut
+                self._seats[sequence.seq_id].granted = 0
+        return plans
+
     def _take_seats(self, view: StepView, table: Table) -> tuple[list[Seat], list[SequenceView]]:
         """Those that are free to choose, and those whose choice is fixed."""
         seats, step, dirty = self._seats, self._num_steps, self._dirty
@@ -311,7 +321,7 @@ class StepPlanner:
                 seat, num_passed = self._sit(sequence, table), 1
             else:
                 seat.view = sequence
-                if seat.granted:
+                if seat.granted and seat.last_seen == step - num_passed:
                     is_news = seat.note(sequence, num_passed)
                 else:
                     is_news = False
@@ -341,6 +351,10 @@ class StepPlanner:
         table.need(row + 1)
         seat = Seat(sequence, row, table.num_arms)
         table.place(seat)
+        if self._num_passed > 1 and sequence.num_output_tokens > 1:  # it came in a nap
+            table.enforce(seat, 0)
+            seat.is_planned = True
+        seat.look_back(sequence, table.arm_of)
         self._seats[sequence.seq_id] = seat
         self._new.append(seat)
         return seat

@@ -72,7 +72,7 @@ class Seat:
         self.num_changes = 0  # each makes the next one dearer
         self.curves: list[int | None] = []  # by arm: place of its curve; None: nothing is known
         self.counts = [[0, 0, 0, 0] for _ in range(num_arms)]  # steps, drafts, granted there, accepted
-        self.hindsight = view.in_hindsight
+        self.hindsight: tuple[MethodCounts, ...] = ()
         self.loaded = [False] * num_arms  # the drafter has read this sequence
         self.num_drafts = view.num_drafts
         self.num_granted_tokens = _granted_tokens(view)

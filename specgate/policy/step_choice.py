@@ -280,7 +280,7 @@ class Rows:
             better = top > best
             if arm.has_calls and num != np.count_nonzero(better):
                 better[:] = False
-                better[np.argsort(best - top)[:num]] = True
+                better[np.argsort(best - top, kind="stable")[:num]] = True
             np.copyto(best, top, where=better)
             np.copyto(column, part.argmax(axis=0) + arm.first, where=better)
         chosen: list[int] = column.tolist()

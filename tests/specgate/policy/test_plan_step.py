@@ -299,6 +299,42 @@ def test_a_seat_counts_the_steps_it_was_granted_in_unasked() -> None:
     assert seat.counts == [[8, 6, 18, 9]]
 
 
+def test_who_came_in_a_nap_leaves_plain_decoding_only_for_the_margin() -> None:
+    """It was told so, whatever it had been assigned; what its text showed meanwhile is taken in."""
+    planner = StepPlanner()
+    planner.use(model(draft=0.05, ngram=0.02))
+    assert plain_batch(planner, 1, 4, 8) == [1]
+    seen = (MethodCounts("ngram", num_steps=40, num_drafts=30),)
+    came = replace(sequence("new", PolicyAssignment("ngram", 4)), num_output_tokens=5, in_hindsight=seen)
+    planner.plan(StepView(9, 0.5, (*view(9, 0.5, s0=AUTO).sequences, came), 0, 0, 100))
+    seat = planner._seats["new"]
+    assert (seat.arm, seat.is_planned) == (0, True)
+    assert [40, 30, 0, 0] in seat.counts
+
+
+def test_steps_in_which_a_sequence_was_away_are_not_those_it_was_granted_in() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.9, ngram=0.02))
+    for step in range(1, 9):
+        planner.plan(view(step, step * 0.03, a=AUTO, b=AUTO))
+    before = [list(counts) for counts in planner._seats["a"].counts]
+    for step in range(9, 40):
+        if not planner.stands(step):
+            planner.plan(view(step, step * 0.03, b=AUTO))  # `a` was preempted
+    planner.plan(view(40, 1.2, a=AUTO, b=AUTO))
+    assert planner._seats["a"].counts == before
+
+
+def test_a_held_sequence_behind_a_shut_door_was_granted_nothing() -> None:
+    planner = StepPlanner()
+    planner.use(model(draft=0.9, ngram=0.02))
+    planner.set_shut([Shut("draft", Reason.LOAD_GUARD)])
+    held = PolicyAssignment("draft", 3, hold_steps=30)
+    for step in range(1, 9):
+        planner.plan(view(step, step * 0.03, a=held))
+    assert planner._seats["a"].counts == [[0, 0, 0, 0]] * 2
+
+
 def test_it_does_not_sleep_through_a_trial() -> None:
     planner = StepPlanner()
     planner.use(model(draft=0.05, ngram=0.02))
